@@ -1,0 +1,1 @@
+"""Sparsity-weighted multi-label classification on a Dask cluster."""
