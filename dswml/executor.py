@@ -1,0 +1,202 @@
+"""Who runs the work: one small interface, and the executor that runs it in this process.
+
+Work is a pure ``function(item, payload)`` over a sequence of small items. `Executor.map`
+returns the results in the order of the items; `Executor.reduce` combines them in a tree
+whose shape depends on the number of items alone, so that every executor, whatever its
+number of workers and the order in which they finish, returns the same bits.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, TypeVar
+
+import psutil
+from threadpoolctl import threadpool_limits
+
+__all__ = ["ARITY", "Executor", "InProcessExecutor", "available_memory", "tree_combine"]
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+Function = Callable[[Any, Any], R]
+Combine = Callable[[list[R]], R]
+OnResult = Callable[[int, R], None]
+
+#: Children of a node of the reduction tree.
+ARITY = 8
+
+
+class Executor(ABC):
+    """Runs pure functions over numbered items, anywhere."""
+
+    #: Number of tasks that can run at once.
+    n_slots: int = 1
+
+    @abstractmethod
+    def map(
+        self,
+        function: Function[R],
+        items: Sequence[T],
+        payload: Any = None,
+        *,
+        on_result: OnResult[R] | None = None,
+    ) -> list[R]:
+        """Return ``[function(item, payload) for item in items]``.
+
+        ``on_result(index, result)`` is called in this thread as results arrive, in any order.
+        """
+
+    @abstractmethod
+    def reduce(
+        self,
+        function: Function[R],
+        combine: Combine[R],
+        items: Sequence[T],
+        payload: Any = None,
+        *,
+        on_result: Callable[[int], None] | None = None,
+    ) -> R:
+        """Combine ``function(item, payload)`` over all items in a fixed tree.
+
+        ``on_result(number_done)`` is called in this thread as the work advances.
+        """
+
+    @abstractmethod
+    def memory_per_slot(self) -> int:
+        """Bytes of memory that one task may count on."""
+
+    def close(self) -> None:
+        """Release what the executor holds; it cannot be used afterwards."""
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def tree_combine(results: Iterable[R], combine: Combine[R]) -> R:
+    """Combine consecutive groups of `ARITY`, level by level, holding few at a time.
+
+    Examples
+    --------
+    >>> tree_combine(["a", "b", "c"], "".join)
+    'abc'
+    """
+    levels: list[list[R]] = [[]]
+    for result in results:
+        levels[0].append(result)
+        for depth, level in enumerate(levels):
+            if len(level) < ARITY:
+                break
+            if depth + 1 == len(levels):
+                levels.append([])
+            levels[depth + 1].append(combine(level))
+            level.clear()
+    carried: list[R] = []
+    for level in levels:
+        level.extend(carried)
+        carried = level if len(level) <= 1 else [combine(level)]
+    (root,) = carried
+    return root
+
+
+def available_memory() -> int:
+    """Return the bytes this process may use: the machine's, or the control group's limit if lower."""
+    limit = int(psutil.virtual_memory().total)
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path) as file:
+                text = file.read().strip()
+        except OSError:
+            continue
+        if text.isdigit():
+            limit = min(limit, int(text))
+    return limit
+
+
+class InProcessExecutor(Executor):
+    """Runs the work on threads of this process; the kernels release the interpreter lock.
+
+    Parameters
+    ----------
+    threads : int, optional
+        Number of threads; by default the number of usable cores.
+
+    Examples
+    --------
+    >>> with InProcessExecutor(threads=2) as executor:
+    ...     executor.reduce(lambda item, payload: item * payload, sum, range(10), 2)
+    90
+    """
+
+    def __init__(self, threads: int | None = None) -> None:
+        self.n_slots = threads or len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(self.n_slots, thread_name_prefix="dswml")
+
+    def _stream(
+        self, function: Function[R], items: Sequence[T], payload: Any, on_result: OnResult[R] | None
+    ) -> Iterator[R]:
+        """Yield results in order, with at most two items a thread under way."""
+        if len(items) == 1 or self.n_slots == 1:
+            with threadpool_limits(1):
+                for index, item in enumerate(items):
+                    result = function(item, payload)
+                    if on_result is not None:
+                        on_result(index, result)
+                    yield result
+            return
+        pending: deque[Future[R]] = deque()
+        todo = iter(items)
+        done = 0
+        with threadpool_limits(1):
+            try:
+                for item in todo:
+                    pending.append(self._pool.submit(function, item, payload))
+                    if len(pending) >= 2 * self.n_slots:
+                        break
+                while pending:
+                    result = pending.popleft().result()
+                    for item in todo:
+                        pending.append(self._pool.submit(function, item, payload))
+                        break
+                    if on_result is not None:
+                        on_result(done, result)
+                    done += 1
+                    yield result
+            finally:
+                for future in pending:
+                    future.cancel()
+
+    def map(
+        self,
+        function: Function[R],
+        items: Sequence[T],
+        payload: Any = None,
+        *,
+        on_result: OnResult[R] | None = None,
+    ) -> list[R]:
+        return list(self._stream(function, items, payload, on_result))
+
+    def reduce(
+        self,
+        function: Function[R],
+        combine: Combine[R],
+        items: Sequence[T],
+        payload: Any = None,
+        *,
+        on_result: Callable[[int], None] | None = None,
+    ) -> R:
+        notify = None if on_result is None else lambda index, _: on_result(index + 1)
+        return tree_combine(self._stream(function, items, payload, notify), combine)
+
+    def memory_per_slot(self) -> int:
+        return available_memory() // self.n_slots
+
+    def close(self) -> None:
+        self._pool.shutdown(cancel_futures=True)
