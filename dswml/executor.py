@@ -1,9 +1,9 @@
 """Who runs the work: one small interface, and the executor that runs it in this process.
 
-Work is a pure ``function(item, payload)`` over a sequence of small items. `Executor.map`
-returns the results in the order of the items; `Executor.reduce` combines them in a tree
-whose shape depends on the number of items alone, so that every executor, whatever its
-number of workers and the order in which they finish, returns the same bits.
+Work is a pure ``function(item, payload, *shared)`` over a sequence of small items.
+`Executor.map` returns the results in the order of the items; `Executor.reduce` combines
+them in a tree whose shape depends on the number of items alone, so that every executor,
+whatever its number of workers and the order in which they finish, returns the same bits.
 """
 
 from __future__ import annotations
@@ -13,22 +13,31 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import psutil
 from threadpoolctl import threadpool_limits
 
-__all__ = ["ARITY", "Executor", "InProcessExecutor", "available_memory", "tree_combine"]
+__all__ = ["ARITY", "Executor", "InProcessExecutor", "Shared", "available_memory", "tree_combine"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
-Function = Callable[[Any, Any], R]
+Function = Callable[..., R]
 Combine = Callable[[list[R]], R]
 OnResult = Callable[[int, R], None]
 
 #: Children of a node of the reduction tree.
 ARITY = 8
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A value that many calls of `Executor.reduce` need: sent to the workers once, under its key."""
+
+    key: str
+    value: Any
 
 
 class Executor(ABC):
@@ -58,18 +67,24 @@ class Executor(ABC):
         combine: Combine[R],
         items: Sequence[T],
         payload: Any = None,
+        shared: Sequence[Shared] = (),
         *,
         on_result: Callable[[int], None] | None = None,
     ) -> R:
-        """Combine ``function(item, payload)`` over all items in a fixed tree.
+        """Combine ``function(item, payload, *shared_values)`` over all items in a fixed tree.
 
         ``on_result(number_done)`` is called in this thread as the work advances.
         """
 
     @abstractmethod
+    def forget(self, keys: Iterable[str]) -> None:
+        """Drop the shared values of these keys from the workers."""
+
+    @abstractmethod
     def memory_per_slot(self) -> int:
         """Bytes of memory that one task may count on."""
 
+    @abstractmethod
     def close(self) -> None:
         """Release what the executor holds; it cannot be used afterwards."""
 
@@ -106,6 +121,12 @@ def tree_combine(results: Iterable[R], combine: Combine[R]) -> R:
     return root
 
 
+def _counted(results: Iterator[R], on_result: Callable[[int], None]) -> Iterator[R]:
+    for number, result in enumerate(results, start=1):
+        on_result(number)
+        yield result
+
+
 def available_memory() -> int:
     """Return the bytes this process may use: the machine's, or the control group's limit if lower."""
     limit = int(psutil.virtual_memory().total)
@@ -140,13 +161,17 @@ class InProcessExecutor(Executor):
         self._pool = ThreadPoolExecutor(self.n_slots, thread_name_prefix="dswml")
 
     def _stream(
-        self, function: Function[R], items: Sequence[T], payload: Any, on_result: OnResult[R] | None
+        self,
+        function: Function[R],
+        items: Sequence[T],
+        arguments: tuple[Any, ...],
+        on_result: OnResult[R] | None,
     ) -> Iterator[R]:
         """Yield results in order, with at most two items a thread under way."""
         if len(items) == 1 or self.n_slots == 1:
             with threadpool_limits(1):
                 for index, item in enumerate(items):
-                    result = function(item, payload)
+                    result = function(item, *arguments)
                     if on_result is not None:
                         on_result(index, result)
                     yield result
@@ -157,13 +182,13 @@ class InProcessExecutor(Executor):
         with threadpool_limits(1):
             try:
                 for item in todo:
-                    pending.append(self._pool.submit(function, item, payload))
+                    pending.append(self._pool.submit(function, item, *arguments))
                     if len(pending) >= 2 * self.n_slots:
                         break
                 while pending:
                     result = pending.popleft().result()
                     for item in todo:
-                        pending.append(self._pool.submit(function, item, payload))
+                        pending.append(self._pool.submit(function, item, *arguments))
                         break
                     if on_result is not None:
                         on_result(done, result)
@@ -181,7 +206,7 @@ class InProcessExecutor(Executor):
         *,
         on_result: OnResult[R] | None = None,
     ) -> list[R]:
-        return list(self._stream(function, items, payload, on_result))
+        return list(self._stream(function, items, (payload,), on_result))
 
     def reduce(
         self,
@@ -189,11 +214,18 @@ class InProcessExecutor(Executor):
         combine: Combine[R],
         items: Sequence[T],
         payload: Any = None,
+        shared: Sequence[Shared] = (),
         *,
         on_result: Callable[[int], None] | None = None,
     ) -> R:
-        notify = None if on_result is None else lambda index, _: on_result(index + 1)
-        return tree_combine(self._stream(function, items, payload, notify), combine)
+        values = [piece.value for piece in shared]
+        results: Iterator[R] = self._stream(function, items, (payload, *values), None)
+        if on_result is not None:
+            results = _counted(results, on_result)
+        return tree_combine(results, combine)
+
+    def forget(self, keys: Iterable[str]) -> None:
+        pass
 
     def memory_per_slot(self) -> int:
         return available_memory() // self.n_slots

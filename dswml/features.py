@@ -1,0 +1,178 @@
+"""One row block of X as the sweeps see it: preprocessed, dense or CSR, with the products they need."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+
+from . import kernels
+from .blocks import RowBlock
+from .cache import process_cache
+from .errors import DataError
+
+__all__ = ["BlockSource", "Features", "RowReader", "prepare"]
+
+Array = npt.NDArray[Any]
+
+#: Rows of a float32 product that are summed before they are added in float64.
+PIECE_ROWS = 4096
+
+
+class RowReader(Protocol):
+    """What training needs of a data set."""
+
+    @property
+    def n_rows(self) -> int: ...
+    @property
+    def n_features(self) -> int: ...
+    @property
+    def n_labels(self) -> int: ...
+    @property
+    def blocks(self) -> tuple[RowBlock, ...]: ...
+    def read_x(self, start: int, stop: int) -> Any: ...
+    def read_y(self, start: int, stop: int) -> Any: ...
+
+
+class Features:
+    """Products of one row block of X with matrices of a few columns.
+
+    Parameters
+    ----------
+    matrix : ndarray or CSR array
+        The rows, already preprocessed.
+    dtype : dtype
+        Type the products are computed in; sums over rows are kept in float64.
+    """
+
+    def __init__(self, matrix: Any, dtype: np.dtype[Any]) -> None:
+        self.dtype = dtype
+        self.n_rows, self.n_features = matrix.shape
+        self.sparse = sp.issparse(matrix)
+        if self.sparse:
+            self.indptr, self.indices, self.data = matrix.indptr, matrix.indices, matrix.data
+            self.nbytes = self.indptr.nbytes + self.indices.nbytes + self.data.nbytes
+        else:
+            self.dense = np.ascontiguousarray(matrix, dtype=dtype)
+            self.nbytes = self.dense.nbytes
+
+    def times(self, right: Array) -> Array:
+        """``X_b @ right``."""
+        right = np.ascontiguousarray(right, dtype=self.dtype)
+        if not self.sparse:
+            product: Array = self.dense @ right
+            return product
+        out = np.empty((self.n_rows, right.shape[1]), dtype=self.dtype)
+        kernels.csr_times_dense(self.indptr, self.indices, self.data, right, out)
+        return out
+
+    def transpose_times(self, left: Array, start: int = 0) -> Array:
+        """``X_b[start:start + len(left)].T @ left`` in float64."""
+        out = np.zeros((self.n_features, left.shape[1]))
+        if self.sparse:
+            indptr = self.indptr[start : start + len(left) + 1]
+            kernels.csr_transpose_times_dense(
+                indptr, self.indices, self.data, np.ascontiguousarray(left, dtype=np.float64), out
+            )
+            return out
+        left = left.astype(self.dtype, copy=False)
+        for first in range(0, len(left), PIECE_ROWS):
+            piece = left[first : first + PIECE_ROWS]
+            out += self.dense[start + first : start + first + len(piece)].T @ piece
+        return out
+
+    def transpose_times_labels(self, labels: Any, values: Array) -> Array:
+        """``(X_b.T @ E).T``, labels x features, where E has the pattern of ``labels``."""
+        out = np.zeros((labels.shape[1], self.n_features))
+        if self.sparse:
+            kernels.csr_transpose_times_labels(
+                self.indptr, self.indices, self.data, labels.indptr, labels.indices, values, out
+            )
+        else:
+            kernels.dense_transpose_times_labels(self.dense, labels.indptr, labels.indices, values, out)
+        return out
+
+
+def prepare(matrix: Any, normalize: str | None, intercept: float) -> Any:
+    """Scale rows to unit norm and append a constant column, as training and prediction both must."""
+    if normalize == "l2":
+        if sp.issparse(matrix):
+            norms = np.empty(matrix.shape[0])
+            kernels.row_norms(matrix.indptr, matrix.data, norms)
+            norms[norms == 0] = 1.0
+            data = (matrix.data / np.repeat(norms, np.diff(matrix.indptr))).astype(
+                np.result_type(matrix.data.dtype, np.float32), copy=False
+            )
+            matrix = sp.csr_array((data, matrix.indices, matrix.indptr), shape=matrix.shape)
+        else:
+            matrix = np.asarray(matrix)
+            norms = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64))
+            norms[norms == 0] = 1.0
+            matrix = matrix / norms[:, None].astype(np.result_type(matrix.dtype, np.float32))
+    if intercept:
+        column = np.full((matrix.shape[0], 1), intercept, dtype=matrix.dtype)
+        if sp.issparse(matrix):
+            matrix = sp.hstack([matrix, sp.csr_array(column)], format="csr")
+        else:
+            matrix = np.hstack([matrix, column])
+    return matrix
+
+
+@dataclass(frozen=True)
+class BlockSource:
+    """How to get a row block, on any worker: the data set, what is done to its rows, what is kept.
+
+    Attributes
+    ----------
+    run : str
+        Names the fit in the caches of the workers.
+    cache : {"auto", "memory", "none"}
+        "auto" keeps what finds room, "memory" insists on keeping X, "none" keeps nothing.
+    """
+
+    data: RowReader
+    run: str
+    dtype: str = "float64"
+    normalize: str | None = None
+    intercept: float = 0.0
+    cache: str = "auto"
+
+    @property
+    def n_features(self) -> int:
+        """Number of columns of X with the intercept's."""
+        return self.data.n_features + bool(self.intercept)
+
+    def features(self, block: RowBlock) -> Features:
+        """Read and preprocess the rows of X, or take them from the cache."""
+        kept = self.kept(block, "x")
+        if kept is not None:
+            features: Features = kept
+            return features
+        matrix = prepare(self.data.read_x(block.start, block.stop), self.normalize, self.intercept)
+        features = Features(matrix, np.dtype(self.dtype))
+        if not self.keep(block, "x", features, features.nbytes) and self.cache == "memory":
+            limit = process_cache().limit
+            raise DataError(
+                f"cache='memory' keeps all of X in memory, but the cache of {limit / 2**20:.0f} MiB is full "
+                f"at rows {block.start} to {block.stop}: use cache='auto' or workers with more memory"
+            )
+        return features
+
+    def labels(self, block: RowBlock) -> Any:
+        """Read the rows of Y, or take them from the cache."""
+        labels = self.kept(block, "y")
+        if labels is None:
+            labels = self.data.read_y(block.start, block.stop)
+            self.keep(block, "y", labels, labels.indptr.nbytes + labels.indices.nbytes + labels.data.nbytes)
+        return labels
+
+    def kept(self, block: RowBlock, kind: str) -> Any:
+        """Return what this process keeps of the block, or None."""
+        return None if self.cache == "none" else process_cache().get(self.run, block.index, kind)
+
+    def keep(self, block: RowBlock, kind: str, value: Any, nbytes: int) -> bool:
+        """Keep a value if the cache is on and has room."""
+        return self.cache != "none" and process_cache().put(self.run, block.index, kind, value, nbytes)
