@@ -1,0 +1,373 @@
+"""What a data set is to every reader of it, and the data set that lives in a Zarr store."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import scipy.sparse as sp
+import zarr
+from numpy.typing import NDArray
+
+from dswml.blocks import DEFAULT_BLOCK_BYTES, RowBlock, plan_row_blocks
+from dswml.errors import DataError, IncompleteStoreError
+from dswml.layout import index_dtype
+from dswml.storage import absolute_url, chunk_checksums, open_group, read_array, read_names
+
+__all__ = ["FORMAT", "FORMAT_VERSION", "Dataset", "StoredDataset"]
+
+FORMAT = "dswml-dataset"
+FORMAT_VERSION = 1
+
+Normalize = Literal["l2"] | None
+CsrArray: TypeAlias = sp.csr_array[Any, tuple[int, int]]
+
+#: Attributes that are part of the content, and so of its fingerprint.
+_FACTS = (
+    "format",
+    "format_version",
+    "n_rows",
+    "n_features",
+    "n_labels",
+    "nnz_x",
+    "nnz_y",
+    "k_hat",
+    "normalize",
+)
+
+
+class Dataset(ABC):
+    """N rows of features X and binary labels Y, read by row blocks; immutable.
+
+    Attributes
+    ----------
+    n_rows, n_features, n_labels : int
+        N, D and L.
+    x_dtype : dtype
+        float32 or float64.
+    is_sparse : bool
+        Whether `read_x` returns CSR.
+    blocks : tuple of RowBlock
+        The plan of row blocks.
+    attrs : dict
+        Everything recorded with the data.
+    url : str or None
+        Where the data are stored. None where they live in this process, so that an
+        executor must ship them to its workers.
+    """
+
+    def __init__(
+        self,
+        *,
+        shape: tuple[int, int, int],
+        x_dtype: np.dtype[Any],
+        is_sparse: bool,
+        blocks: tuple[RowBlock, ...],
+        attrs: Mapping[str, Any],
+        url: str | None = None,
+    ) -> None:
+        self.n_rows, self.n_features, self.n_labels = shape
+        self.x_dtype = x_dtype
+        self.is_sparse = is_sparse
+        self.blocks = blocks
+        self.attrs = dict(attrs)
+        self.url = url
+
+    @property
+    def normalize(self) -> Normalize:
+        """What was done to the rows of X when they were stored."""
+        return "l2" if self.attrs.get("normalize") == "l2" else None
+
+    @property
+    @abstractmethod
+    def nnz_x(self) -> int:
+        """Stored entries of X, N D if dense."""
+
+    @property
+    @abstractmethod
+    def nnz_y(self) -> int:
+        """Ones of Y."""
+
+    @property
+    @abstractmethod
+    def k_hat(self) -> int:
+        """Largest number of labels on a row."""
+
+    @property
+    @abstractmethod
+    def label_counts(self) -> NDArray[np.int64]:
+        """Rows that carry each label, shape (L,)."""
+
+    @property
+    @abstractmethod
+    def label_names(self) -> tuple[str, ...] | None:
+        """Names of the labels in column order."""
+
+    @property
+    @abstractmethod
+    def feature_names(self) -> tuple[str, ...] | None:
+        """Names of the features in column order."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Digest of the content: the same for a copy, another when data change."""
+
+    @abstractmethod
+    def read_x(self, start: int, stop: int) -> NDArray[Any] | CsrArray:
+        """Return rows [start, stop) of X: a C-ordered array, or CSR."""
+
+    @abstractmethod
+    def read_y(self, start: int, stop: int) -> CsrArray:
+        """Return rows [start, stop) of Y: CSR with uint8 ones and sorted column indices."""
+
+    @property
+    def p0(self) -> float:
+        """The paper's weight of a zero, 2 K_hat / L."""
+        return 2 * self.k_hat / self.n_labels
+
+    def __repr__(self) -> str:
+        kind = "sparse" if self.is_sparse else "dense"
+        place = self.url or "memory"
+        return (
+            f"<{type(self).__name__} {place}: {self.n_rows} rows, {self.n_features} features "
+            f"({kind} {self.x_dtype}), {self.n_labels} labels, {len(self.blocks)} row blocks>"
+        )
+
+
+@dataclass(frozen=True)
+class _Csr:
+    """The three arrays of a CSR matrix in AnnData's encoding."""
+
+    data: zarr.Array[Any]
+    indices: zarr.Array[Any]
+    indptr: zarr.Array[Any]
+    n_columns: int
+
+    def read(self, start: int, stop: int, store: str) -> CsrArray:
+        indptr = read_array(self.indptr, start, stop + 1, store=store)
+        first, last = int(indptr[0]), int(indptr[-1])
+        if not 0 <= first <= last <= self.indices.shape[0]:
+            raise DataError(
+                f"array {self.indptr.name.strip('/')} in {store} sends rows [{start}, {stop}) to entries "
+                f"[{first}, {last}) of {self.indices.shape[0]}: make the store again"
+            )
+        indices = read_array(self.indices, first, last, store=store)
+        data = read_array(self.data, first, last, store=store)
+        indptr -= first
+        shape = (stop - start, self.n_columns)
+        matrix: CsrArray = sp.csr_array(shape, dtype=data.dtype)
+        matrix.data, matrix.indices = data, indices
+        matrix.indptr = indptr.astype(index_dtype(last - first)) if indices.dtype == np.int32 else indptr
+        return matrix
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The arrays and attributes of a store, opened once in each process."""
+
+    url: str
+    attrs: dict[str, Any]
+    group: zarr.Group
+    x: zarr.Array[Any] | _Csr
+    y: _Csr
+
+    @property
+    def arrays(self) -> list[zarr.Array[Any]]:
+        x = [self.x.data, self.x.indices, self.x.indptr] if isinstance(self.x, _Csr) else [self.x]
+        return [*x, self.y.data, self.y.indices, self.y.indptr]
+
+    @property
+    def x_values(self) -> zarr.Array[Any]:
+        return self.x.data if isinstance(self.x, _Csr) else self.x
+
+    @property
+    def chunk_rows(self) -> int:
+        """Rows that one stored piece of X covers."""
+        array = self.x.indptr if isinstance(self.x, _Csr) else self.x
+        return int((array.shards or array.chunks)[0])
+
+    @property
+    def bytes_per_row(self) -> float:
+        """Mean size of a row of X and Y in memory."""
+        n_rows = max(1, self.attrs["n_rows"])
+        return float(sum(array.nbytes for array in self.arrays) / n_rows)
+
+    @cached_property
+    def label_counts(self) -> NDArray[np.int64]:
+        array = _member(self.group, "label_counts", self.url)
+        counts = read_array(array, 0, array.shape[0], store=self.url)
+        counts.flags.writeable = False
+        return counts
+
+    @cached_property
+    def label_names(self) -> tuple[str, ...] | None:
+        return read_names(self.group, "label_names")
+
+    @cached_property
+    def feature_names(self) -> tuple[str, ...] | None:
+        return read_names(self.group, "feature_names")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        facts = {name: self.attrs[name] for name in sorted(_FACTS)}
+        facts["arrays"] = [(a.name, a.shape, str(a.dtype), a.chunks, a.shards) for a in self.arrays]
+        digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode())
+        digest.update(self.label_counts.tobytes())
+        for array in self.arrays:
+            digest.update(chunk_checksums(array, store=self.url))
+        return digest.hexdigest()
+
+
+def _member(group: zarr.Group, path: str, url: str) -> zarr.Array[Any]:
+    try:
+        array = group[path]
+    except KeyError:
+        raise DataError(f"array {path} is missing from {url}: restore the store or make it again") from None
+    except (ValueError, TypeError) as error:
+        raise DataError(f"array {path} in {url} has damaged metadata: {error}") from error
+    if not isinstance(array, zarr.Array):
+        raise DataError(f"{path} in {url} is a group where an array must be")
+    return array
+
+
+def _csr(group: zarr.Group, name: str, n_rows: int, n_columns: int, nnz: int, url: str) -> _Csr:
+    data, indices, indptr = (_member(group, f"{name}/{part}", url) for part in ("data", "indices", "indptr"))
+    for array, length in ((data, nnz), (indices, nnz), (indptr, n_rows + 1)):
+        if array.shape != (length,):
+            raise DataError(
+                f"array {array.name.strip('/')} in {url} has shape {array.shape} where ({length},) must be"
+            )
+    return _Csr(data, indices, indptr, n_columns)
+
+
+@lru_cache(maxsize=64)
+def _open_store(url: str, options: str, store_id: str | None) -> _Opened:
+    group = open_group(url, "r", json.loads(options))
+    attrs: dict[str, Any] = dict(group.attrs)
+    check_attributes(attrs, url)
+    if store_id is not None and attrs["store_id"] != store_id:
+        raise DataError(f"the store {url} was replaced by another while it was in use: open it again")
+    n_rows, n_features, n_labels = attrs["n_rows"], attrs["n_features"], attrs["n_labels"]
+    x: zarr.Array[Any] | _Csr
+    if attrs["sparse"]:
+        x = _csr(group, "X", n_rows, n_features, attrs["nnz_x"], url)
+    else:
+        x = _member(group, "X", url)
+        if x.shape != (n_rows, n_features):
+            raise DataError(f"array X in {url} has shape {x.shape} where {(n_rows, n_features)} must be")
+    return _Opened(url, attrs, group, x, _csr(group, "Y", n_rows, n_labels, attrs["nnz_y"], url))
+
+
+def check_attributes(attrs: Mapping[str, Any], url: str) -> None:
+    """Refuse a group that is not a complete data set of a version this program knows."""
+    if attrs.get("complete") is False and attrs.get("format", FORMAT) == FORMAT:
+        raise IncompleteStoreError(
+            f"the store {url} is incomplete: its writing was interrupted; "
+            "run the same command again to resume it, or with --overwrite (overwrite=True) to start over"
+        )
+    if attrs.get("format") != FORMAT:
+        raise DataError(f"{url} is not a dswml data set (its format attribute is {attrs.get('format')!r})")
+    version = attrs.get("format_version")
+    if version != FORMAT_VERSION:
+        raise DataError(
+            f"{url} has data set format version {version!r}; this program reads version {FORMAT_VERSION}: "
+            "install a newer dswml"
+        )
+    required = ("n_rows", "n_features", "n_labels", "nnz_x", "nnz_y", "k_hat")
+    for name in required:
+        if not isinstance(attrs.get(name), int) or attrs[name] < 0:
+            raise DataError(f"attribute {name} of {url} is {attrs.get(name)!r} where a count must be")
+    if attrs.get("complete") is not True:
+        raise IncompleteStoreError(f"the store {url} is not marked complete: make it again")
+
+
+class StoredDataset(Dataset):
+    """A data set in a Zarr store; only its address travels between processes."""
+
+    url: str
+
+    def __init__(
+        self,
+        url: str | os.PathLike[str],
+        block_bytes: int = DEFAULT_BLOCK_BYTES,
+        storage_options: Mapping[str, Any] | None = None,
+        store_id: str | None = None,
+    ) -> None:
+        place = absolute_url(url)
+        self.storage_options = dict(storage_options or {})
+        self.block_bytes = block_bytes
+        options = json.dumps(self.storage_options, sort_keys=True)
+        if store_id is None:
+            store_id = str(dict(open_group(place, "r", storage_options).attrs).get("store_id"))
+        self._opened = opened = _open_store(place, options, store_id)
+        attrs = opened.attrs
+        super().__init__(
+            shape=(attrs["n_rows"], attrs["n_features"], attrs["n_labels"]),
+            x_dtype=opened.x_values.dtype,
+            is_sparse=isinstance(opened.x, _Csr),
+            blocks=plan_row_blocks(attrs["n_rows"], opened.chunk_rows, opened.bytes_per_row, block_bytes),
+            attrs=attrs,
+            url=place,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        state = (self.url, self.block_bytes, self.storage_options, self.attrs["store_id"])
+        return type(self), state
+
+    @property
+    def nnz_x(self) -> int:
+        return int(self.attrs["nnz_x"])
+
+    @property
+    def nnz_y(self) -> int:
+        return int(self.attrs["nnz_y"])
+
+    @property
+    def k_hat(self) -> int:
+        return int(self.attrs["k_hat"])
+
+    @property
+    def label_counts(self) -> NDArray[np.int64]:
+        return self._opened.label_counts
+
+    @property
+    def label_names(self) -> tuple[str, ...] | None:
+        return self._opened.label_names
+
+    @property
+    def feature_names(self) -> tuple[str, ...] | None:
+        return self._opened.feature_names
+
+    @property
+    def fingerprint(self) -> str:
+        return self._opened.fingerprint
+
+    @property
+    def layout(self) -> dict[str, dict[str, Any]]:
+        """Shape, chunks, shards, type and codecs of every array."""
+        return {
+            array.name.strip("/"): {
+                "shape": array.shape,
+                "chunks": array.chunks,
+                "shards": array.shards,
+                "dtype": str(array.dtype),
+            }
+            for array in self._opened.arrays
+        }
+
+    def read_x(self, start: int, stop: int) -> NDArray[Any] | CsrArray:
+        x = self._opened.x
+        if isinstance(x, _Csr):
+            return x.read(start, stop, self.url)
+        return read_array(x, start, stop, store=self.url)
+
+    def read_y(self, start: int, stop: int) -> CsrArray:
+        return self._opened.y.read(start, stop, self.url)

@@ -1,0 +1,523 @@
+"""Writing a data set into a Zarr store by many workers at once, resumable, marked complete last."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, Literal
+from urllib.parse import quote, unquote
+
+import numpy as np
+import zarr
+from numpy.typing import DTypeLike, NDArray
+
+from dswml.errors import DataError, IncompleteStoreError, StoreExistsError, UsageError
+from dswml.executor import Executor, InProcessExecutor
+from dswml.layout import MAX_FILES, ArrayLayout, Layout, index_dtype, plan_layout
+from dswml.storage import (
+    CSR_INDICES,
+    CSR_INDPTR,
+    CSR_VALUES,
+    DENSE_FLOAT,
+    LABELS,
+    absolute_url,
+    missing_chunks,
+    open_group,
+    remove_store,
+    store_exists,
+    write_names,
+)
+from dswml.stored import FORMAT, FORMAT_VERSION, CsrArray, Normalize, StoredDataset
+
+__all__ = ["DatasetWriter"]
+
+_PROGRESS = "_progress"
+_DONE = f"{_PROGRESS}/done"
+_FRAGMENTS = f"{_PROGRESS}/fragments"
+
+#: Fill values that no data take, so that no chunk is ever left out as empty.
+_NO_INDEX = -1
+_NO_LABEL = 255
+
+
+@dataclass(frozen=True)
+class DatasetWriter:
+    """The open end of a data set under construction; it may be sent to any worker.
+
+    Pieces of the data are written in any order and by any number of processes. Each
+    array is cut into units (chunks, or shards where chunks are gathered into shards), and a
+    unit is only ever written whole by one call. `write_rows` takes any rows: what
+    does not fill a unit is kept aside and joined by `finish`. The other methods write whole
+    units and refuse anything else.
+
+    Make one with `DatasetWriter.create` or, after an interruption, `DatasetWriter.resume`.
+
+    Examples
+    --------
+    >>> import numpy as np, scipy.sparse as sp, tempfile
+    >>> x = np.ones((4, 3), dtype=np.float32)
+    >>> y = sp.csr_array(np.array([[1, 0], [0, 1], [0, 0], [1, 1]], dtype=np.uint8))
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     writer = DatasetWriter.create(
+    ...         f"{folder}/d.zarr", n_rows=4, n_features=3, n_labels=2, nnz_y=4, x_dtype="float32"
+    ...     )
+    ...     writer.write_rows(2, x[2:], y[2:], first_y=2)
+    ...     writer.write_rows(0, x[:2], y[:2], first_y=0)
+    ...     data = writer.finish(k_hat=2, label_counts=[2, 2])
+    ...     data.read_y(0, 4).toarray().tolist()
+    [[1, 0], [0, 1], [0, 0], [1, 1]]
+    """
+
+    url: str
+    n_rows: int
+    n_features: int
+    n_labels: int
+    nnz_x: int | None
+    nnz_y: int
+    x_dtype: str
+    layout: Layout
+    store_id: str
+    storage_options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def create(
+        cls,
+        url: str | os.PathLike[str],
+        *,
+        n_rows: int,
+        n_features: int,
+        n_labels: int,
+        nnz_y: int,
+        nnz_x: int | None = None,
+        x_dtype: DTypeLike = np.float32,
+        chunk_rows: int | None = None,
+        chunk_bytes: int | None = None,
+        max_files: int = MAX_FILES,
+        label_names: Sequence[str] | None = None,
+        feature_names: Sequence[str] | None = None,
+        normalize: Normalize = None,
+        source: Mapping[str, Any] | None = None,
+        overwrite: bool = False,
+        storage_options: Mapping[str, Any] | None = None,
+    ) -> DatasetWriter:
+        """Begin a store, marked incomplete.
+
+        Parameters
+        ----------
+        url : str or path
+            Where to write.
+        n_rows, n_features, n_labels : int
+            N, D and L.
+        nnz_y : int
+            Ones of Y.
+        nnz_x : int, optional
+            Entries of a sparse X; without it X is dense.
+        x_dtype : {"float32", "float64"}
+            Type of X.
+        chunk_rows, chunk_bytes : int, optional
+            Rows, or bytes of X, in a chunk; see `dswml.layout.plan_layout`.
+        max_files : int
+            Files in one array beyond which chunks are gathered into shards.
+        label_names, feature_names : sequence of str, optional
+            Names in column order.
+        normalize : None or "l2"
+            What has been done to the rows.
+        source : mapping, optional
+            Where the data come from; JSON values.
+        overwrite : bool
+            Remove what is there first, if it is a Zarr store.
+        storage_options : mapping, optional
+            Passed to fsspec.
+        """
+        place = absolute_url(url)
+        dtype = np.dtype(x_dtype)
+        if dtype not in (np.float32, np.float64):
+            raise UsageError(f"X is stored as float32 or float64, not {dtype}")
+        if n_labels < 1:
+            raise UsageError(f"a data set needs labels, not {n_labels}")
+        for what, names, count in (("label", label_names, n_labels), ("feature", feature_names, n_features)):
+            if names is not None and len(names) != count:
+                raise DataError(f"{len(names)} {what} names are given for {count} {what}s")
+        layout = plan_layout(
+            n_rows,
+            n_features,
+            nnz_x,
+            nnz_y,
+            dtype.itemsize,
+            chunk_rows=chunk_rows,
+            chunk_bytes=chunk_bytes,
+            max_files=max_files,
+        )
+        if store_exists(place, storage_options):
+            if not overwrite:
+                raise StoreExistsError(
+                    f"{place} exists: choose another place, or overwrite it with --overwrite"
+                )
+            remove_store(place, storage_options)
+        group = open_group(place, "w", storage_options)
+        facts = {
+            "n_rows": n_rows,
+            "n_features": n_features,
+            "n_labels": n_labels,
+            "nnz_x": n_rows * n_features if nnz_x is None else nnz_x,
+            "nnz_y": nnz_y,
+        }
+        group.attrs.put(
+            {
+                "format": FORMAT,
+                "format_version": FORMAT_VERSION,
+                "complete": False,
+                "sparse": nnz_x is not None,
+                "store_id": uuid.uuid4().hex,
+                **facts,
+                "normalize": normalize,
+                "source": dict(source or {}),
+                "created_with": {
+                    name: importlib.metadata.version(name) for name in ("dswml", "numpy", "zarr")
+                },
+            }
+        )
+        group.create_group(_DONE)
+        group.create_group(_FRAGMENTS)
+        _create_arrays(group, layout, dtype, n_rows, n_features, n_labels, sparse=nnz_x is not None)
+        if label_names is not None:
+            write_names(group, "label_names", label_names)
+        if feature_names is not None:
+            write_names(group, "feature_names", feature_names)
+        group.create_group(f"{_PROGRESS}/prepared")
+        return cls.resume(place, storage_options=storage_options)
+
+    @classmethod
+    def resume(
+        cls, url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None
+    ) -> DatasetWriter:
+        """Take up a store whose writing was interrupted; `done` tells which pieces it has."""
+        place = absolute_url(url)
+        group = open_group(place, "r+", storage_options)
+        attrs = dict(group.attrs)
+        if attrs.get("format") != FORMAT or attrs.get("format_version") != FORMAT_VERSION:
+            raise IncompleteStoreError(f"{place} cannot be resumed: it is not a data set of this version")
+        if attrs.get("complete") is not False:
+            raise StoreExistsError(f"{place} is complete: there is nothing to resume")
+        if f"{_PROGRESS}/prepared" not in group:
+            raise IncompleteStoreError(
+                f"{place} was interrupted before its arrays existed and cannot be resumed: overwrite it"
+            )
+        counts: dict[str, Any] = {name: attrs[name] for name in ("n_rows", "n_features", "n_labels", "nnz_y")}
+        sparse = bool(attrs["sparse"])
+        x = _array(group, "X/data" if sparse else "X")
+        rows = _array(group, "X/indptr") if sparse else x
+        layout = Layout(
+            rows=_layout_of(rows),
+            indptr=_layout_of(_array(group, "Y/indptr")),
+            x=_layout_of(x),
+            y=_layout_of(_array(group, "Y/indices")),
+        )
+        return cls(
+            url=place,
+            **counts,
+            nnz_x=x.shape[0] if sparse else None,
+            x_dtype=str(x.dtype),
+            layout=layout,
+            store_id=str(attrs["store_id"]),
+            storage_options=dict(storage_options or {}),
+        )
+
+    @property
+    def chunks_rows(self) -> int:
+        """Rows in a unit of the arrays that are cut by rows: indptr, and X if dense."""
+        return self.layout.indptr.unit
+
+    @property
+    def chunks_x(self) -> int:
+        """Entries in a unit of X, or rows if it is dense."""
+        return self.layout.x.unit
+
+    @property
+    def chunks_y(self) -> int:
+        """Entries in a unit of Y."""
+        return self.layout.y.unit
+
+    def write_rows(
+        self,
+        first_row: int,
+        x: NDArray[Any] | CsrArray,
+        y: CsrArray,
+        *,
+        first_y: int,
+        first_x: int = 0,
+    ) -> None:
+        """Write any consecutive rows.
+
+        Parameters
+        ----------
+        first_row : int
+            Number of the first of them.
+        x : ndarray or csr_array
+            Their features.
+        y : csr_array
+            Their labels.
+        first_x, first_y : int
+            Entries of X (if sparse) and of Y in all rows before.
+        """
+        if isinstance(x, np.ndarray):
+            self._write("X", first_row, x, aligned=False)
+        else:
+            self._write_csr_rows("X", first_row, first_x, x, x.data)
+        y = y if y.has_sorted_indices else y.sorted_indices()
+        self._write_csr_rows("Y", first_row, first_y, y, None)
+
+    def _write_csr_rows(
+        self, name: str, first_row: int, first: int, rows: CsrArray, data: NDArray[Any] | None
+    ) -> None:
+        starts = rows.indptr.astype(np.int64) + first
+        last = first_row + rows.shape[0] == self.n_rows
+        values = np.ones(rows.nnz, dtype=np.uint8) if data is None else data
+        self._write(f"{name}/indptr", first_row, starts if last else starts[:-1], aligned=False)
+        self._write(f"{name}/indices", first, rows.indices, aligned=False)
+        self._write(f"{name}/data", first, values, aligned=False)
+
+    def write_dense(self, first_row: int, values: NDArray[Any]) -> None:
+        """Write whole units of rows of a dense X."""
+        self._write("X", first_row, values, aligned=True)
+
+    def write_csr(
+        self,
+        name: Literal["X", "Y"],
+        first_entry: int,
+        indices: NDArray[Any],
+        data: NDArray[Any] | None = None,
+    ) -> None:
+        """Write whole units of entries; without data they are ones."""
+        values = np.ones(len(indices), dtype=np.uint8) if data is None else data
+        if len(values) != len(indices):
+            raise UsageError(f"{len(values)} values of {name} come with {len(indices)} indices")
+        self._write(f"{name}/indices", first_entry, indices, aligned=True)
+        self._write(f"{name}/data", first_entry, values, aligned=True)
+
+    def write_indptr(self, name: Literal["X", "Y"], first_row: int, indptr: NDArray[Any]) -> None:
+        """Write whole units of row starts; the last unit ends with the number of entries."""
+        self._write(f"{name}/indptr", first_row, indptr, aligned=True)
+
+    def mark_done(self, piece: str) -> None:
+        """Record in the store that a piece of the work is done."""
+        self._group.create_group(f"{_DONE}/{quote(piece, safe='')}", overwrite=True)
+
+    def done(self) -> set[str]:
+        """Return the pieces recorded as done."""
+        folder = self._group[_DONE]
+        assert isinstance(folder, zarr.Group)
+        return {unquote(name) for name in folder.group_keys()}
+
+    def finish(
+        self,
+        *,
+        k_hat: int,
+        label_counts: NDArray[Any] | Sequence[int],
+        executor: Executor | None = None,
+    ) -> StoredDataset:
+        """Join what was kept aside, check that nothing is missing, and mark the store complete.
+
+        Parameters
+        ----------
+        k_hat : int
+            Largest number of labels on a row.
+        label_counts : sequence of int
+            Rows that carry each label.
+        executor : Executor, optional
+            Who joins; by default this process.
+        """
+        counts = np.asarray(label_counts, dtype=np.int64)
+        if counts.shape != (self.n_labels,) or int(counts.sum()) != self.nnz_y:
+            raise DataError(
+                f"label counts of shape {counts.shape} that sum to {counts.sum()} do not fit "
+                f"{self.n_labels} labels and {self.nnz_y} ones"
+            )
+        group = self._group
+        self._join(executor)
+        for name in self._arrays:
+            missing = missing_chunks(_array(group, name))
+            if missing:
+                raise IncompleteStoreError(
+                    f"{self.url} cannot be completed: chunk {missing[0]} of array {name} was never written "
+                    f"({len(missing)} are missing)"
+                )
+        array = group.create_array(
+            "label_counts",
+            shape=counts.shape,
+            chunks=counts.shape,
+            dtype=counts.dtype,
+            compressors=CSR_INDPTR,
+            fill_value=_NO_INDEX,
+            overwrite=True,
+        )
+        array[:] = counts
+        group.attrs["k_hat"] = int(k_hat)
+        del group[_PROGRESS]
+        group.attrs["complete"] = True
+        return StoredDataset(self.url, storage_options=self.storage_options)
+
+    @property
+    def _group(self) -> zarr.Group:
+        return _open_for_writing(self.url, json.dumps(dict(self.storage_options)), self.store_id)
+
+    @property
+    def _arrays(self) -> dict[str, ArrayLayout]:
+        csr = (("indptr", self.layout.indptr), ("indices", self.layout.y), ("data", self.layout.y))
+        arrays = {f"Y/{part}": layout for part, layout in csr}
+        if self.nnz_x is None:
+            return {"X": self.layout.x, **arrays}
+        x = self.layout.x
+        return {"X/indptr": self.layout.indptr, "X/indices": x, "X/data": x, **arrays}
+
+    def _write(self, name: str, first: int, values: NDArray[Any], *, aligned: bool) -> None:
+        if name not in self._arrays:
+            raise UsageError(
+                f"{self.url} has no array {name}: its X is {'dense' if self.nnz_x is None else 'CSR'}"
+            )
+        layout = self._arrays[name]
+        stop = first + len(values)
+        if not 0 <= first <= stop <= layout.length:
+            raise UsageError(f"[{first}, {stop}) of array {name} is outside its {layout.length} places")
+        unit = layout.unit
+        head = min(stop, -(-first // unit) * unit)
+        tail = stop if stop == layout.length else max(head, stop // unit * unit)
+        if aligned and (head != first or tail != stop):
+            raise UsageError(
+                f"[{first}, {stop}) of array {name} does not begin and end with its units of {unit}: "
+                "two workers could write the same chunk"
+            )
+        array = _array(self._group, name)
+        if head > first:
+            self._keep(name, first, values[: head - first])
+        if tail > head:
+            array[head:tail] = values[head - first : tail - first]
+        if stop > max(tail, head):
+            self._keep(name, max(tail, head), values[max(tail, head) - first :])
+
+    def _keep(self, name: str, first: int, values: NDArray[Any]) -> None:
+        """Put aside values that fill no unit."""
+        dtype = _array(self._group, name).dtype
+        fragment = self._group.create_array(
+            f"{_FRAGMENTS}/{name.replace('/', '.')}@{first}",
+            shape=values.shape,
+            chunks=values.shape,
+            dtype=dtype,
+            compressors=DENSE_FLOAT,
+            fill_value=np.array(_fill_value(dtype))[()],
+            overwrite=True,
+        )
+        fragment[...] = values
+
+    def _join(self, executor: Executor | None) -> None:
+        folder = self._group[_FRAGMENTS]
+        assert isinstance(folder, zarr.Group)
+        units: dict[tuple[str, int], list[int]] = {}
+        for key in folder.array_keys():
+            name, _, first = key.replace(".", "/").partition("@")
+            units.setdefault((name, int(first) // self._arrays[name].unit), []).append(int(first))
+        items = [(name, unit, tuple(sorted(firsts))) for (name, unit), firsts in sorted(units.items())]
+        if not items:
+            return
+        if executor is not None:
+            executor.map(_join_unit, items, self)
+            return
+        with InProcessExecutor() as local:
+            local.map(_join_unit, items, self)
+
+
+def _join_unit(item: tuple[str, int, tuple[int, ...]], writer: DatasetWriter) -> None:
+    """Write one unit from its fragments, which must cover it."""
+    name, unit, firsts = item
+    layout = writer._arrays[name]
+    position = unit * layout.unit
+    end = min(position + layout.unit, layout.length)
+    parts = []
+    for first in firsts:
+        part = np.asarray(_array(writer._group, f"{_FRAGMENTS}/{name.replace('/', '.')}@{first}")[...])
+        if first != position:
+            break
+        parts.append(part)
+        position += len(part)
+    if position != end:
+        raise IncompleteStoreError(
+            f"{writer.url} cannot be completed: array {name} was not written from {position} to {end}, "
+            "or twice with different pieces; run again with --overwrite (overwrite=True)"
+        )
+    _array(writer._group, name)[unit * layout.unit : end] = np.concatenate(parts)
+
+
+@lru_cache(maxsize=16)
+def _open_for_writing(url: str, options: str, store_id: str) -> zarr.Group:
+    group = open_group(url, "r+", json.loads(options))
+    if group.attrs.get("store_id") != store_id:
+        raise DataError(f"the store {url} was replaced by another while it was being written")
+    return group
+
+
+def _array(group: zarr.Group, name: str) -> zarr.Array[Any]:
+    array = group[name]
+    assert isinstance(array, zarr.Array)
+    return array
+
+
+def _layout_of(array: zarr.Array[Any]) -> ArrayLayout:
+    chunk = int(array.chunks[0])
+    return ArrayLayout(int(array.shape[0]), chunk, int(array.shards[0]) if array.shards else chunk)
+
+
+def _fill_value(dtype: np.dtype[Any]) -> float | int:
+    if dtype.kind == "f":
+        return float("nan")
+    return _NO_LABEL if dtype == np.uint8 else _NO_INDEX
+
+
+def _create_arrays(
+    group: zarr.Group,
+    layout: Layout,
+    dtype: np.dtype[Any],
+    n_rows: int,
+    n_features: int,
+    n_labels: int,
+    *,
+    sparse: bool,
+) -> None:
+    def create(
+        name: str, cut: ArrayLayout, dtype: np.dtype[Any], codecs: Any, columns: tuple[int, ...] = ()
+    ) -> None:
+        group.create_array(
+            name,
+            shape=(cut.length, *columns),
+            chunks=(cut.chunk, *columns),
+            shards=None if cut.shard is None else (cut.shard, *columns),
+            dtype=dtype,
+            compressors=codecs,
+            fill_value=_fill_value(dtype),
+        )
+
+    def create_csr(
+        name: str, entries: ArrayLayout, dtype: np.dtype[Any], n_columns: int, codecs: Any
+    ) -> None:
+        group.create_group(
+            name,
+            attributes={
+                "encoding-type": "csr_matrix",
+                "encoding-version": "0.1.0",
+                "shape": [n_rows, n_columns],
+            },
+        )
+        create(f"{name}/data", entries, dtype, codecs)
+        create(f"{name}/indices", entries, index_dtype(n_columns), CSR_INDICES)
+        create(f"{name}/indptr", layout.indptr, np.dtype(np.int64), CSR_INDPTR)
+
+    if sparse:
+        create_csr("X", layout.x, dtype, n_features, CSR_VALUES)
+    else:
+        create("X", layout.x, dtype, DENSE_FLOAT, (n_features,))
+        group["X"].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+    create_csr("Y", layout.y, np.dtype(np.uint8), n_labels, LABELS)
