@@ -1,0 +1,118 @@
+"""Tells a person how far a long verb has come: a bar on a terminal, lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+__all__ = ["LINE_SECONDS", "OnProgress", "format_seconds", "show_progress"]
+
+#: ``on_progress(phase, done, total)``: what every long function of the package reports.
+OnProgress = Callable[[str, int, int], None]
+
+#: Seconds between two lines where there is no terminal.
+LINE_SECONDS = 5.0
+
+
+def format_seconds(seconds: float) -> str:
+    """Write a duration for people.
+
+    Examples
+    --------
+    >>> format_seconds(4.2), format_seconds(75), format_seconds(7300)
+    ('4 s', '1 min 15 s', '2 h 01 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+class _Lines:
+    """A line for the first, the last and every few seconds' report of a phase."""
+
+    def __init__(self, stream: TextIO, clock: Callable[[], float]) -> None:
+        self._stream = stream
+        self._clock = clock
+        self._started: dict[str, float] = {}
+        self._last_line = 0.0
+
+    def __call__(self, phase: str, done: int, total: int) -> None:
+        now = self._clock()
+        first = phase not in self._started
+        started = self._started.setdefault(phase, now)
+        if not first and done < total and now - self._last_line < LINE_SECONDS:
+            return
+        self._last_line = now
+        line = f"{phase}: {done}/{total}"
+        if done >= total:
+            line += f", {format_seconds(now - started)}"
+        elif done and not first:
+            line += f", about {format_seconds((now - started) * (total - done) / done)} left"
+        print(line, file=self._stream, flush=True)
+
+
+@contextmanager
+def _bars(stream: TextIO) -> Iterator[OnProgress]:
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskID,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(file=stream)) as progress:
+        tasks: dict[str, TaskID] = {}
+
+        def report(phase: str, done: int, total: int) -> None:
+            if phase not in tasks:
+                tasks[phase] = progress.add_task(phase, total=total)
+            progress.update(tasks[phase], completed=done, total=total)
+
+        yield report
+
+
+@contextmanager
+def show_progress(
+    *,
+    quiet: bool = False,
+    stream: TextIO | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[OnProgress | None]:
+    """Yield an `OnProgress` that shows on ``stream`` (standard error), or None when quiet.
+
+    Examples
+    --------
+    >>> with show_progress(stream=sys.stdout, clock=iter([0.0, 9.0, 30.0]).__next__) as on_progress:
+    ...     for done in (0, 30, 100):
+    ...         on_progress("writing rows", done, 100)
+    writing rows: 0/100
+    writing rows: 30/100, about 21 s left
+    writing rows: 100/100, 30 s
+    """
+    if quiet:
+        yield None
+        return
+    stream = stream or sys.stderr
+    if stream.isatty():
+        with _bars(stream) as report:
+            yield report
+    else:
+        yield _Lines(stream, clock)
