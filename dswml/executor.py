@@ -9,17 +9,28 @@ whatever its number of workers and the order in which they finish, returns the s
 from __future__ import annotations
 
 import os
+import threading
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import psutil
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
-__all__ = ["ARITY", "Executor", "InProcessExecutor", "Shared", "available_memory", "tree_combine"]
+__all__ = [
+    "ARITY",
+    "Executor",
+    "InProcessExecutor",
+    "Shared",
+    "available_memory",
+    "one_blas_thread",
+    "tree_combine",
+]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -127,6 +138,37 @@ def _counted(results: Iterator[R], on_result: Callable[[int], None]) -> Iterator
         yield result
 
 
+_blas_lock = threading.Lock()
+_blas_users = 0
+_blas_limit: Any = None
+
+
+@contextmanager
+def one_blas_thread() -> Iterator[None]:
+    """Hold BLAS to one thread: tasks are the parallelism, and the bits must not depend on the cores.
+
+    The limit is the process's, so it is lifted when the last of several concurrent users leaves.
+    """
+    global _blas_users, _blas_limit
+    with _blas_lock:
+        if _blas_users == 0:
+            _blas_limit = _controller().limit(limits=1, user_api="blas")
+            _blas_limit.__enter__()
+        _blas_users += 1
+    try:
+        yield
+    finally:
+        with _blas_lock:
+            _blas_users -= 1
+            if _blas_users == 0:
+                _blas_limit.__exit__(None, None, None)
+
+
+@cache
+def _controller() -> Any:
+    return ThreadpoolController()
+
+
 def available_memory() -> int:
     """Return the bytes this process may use: the machine's, or the control group's limit if lower."""
     limit = int(psutil.virtual_memory().total)
@@ -169,7 +211,7 @@ class InProcessExecutor(Executor):
     ) -> Iterator[R]:
         """Yield results in order, with at most two items a thread under way."""
         if len(items) == 1 or self.n_slots == 1:
-            with threadpool_limits(1):
+            with one_blas_thread():
                 for index, item in enumerate(items):
                     result = function(item, *arguments)
                     if on_result is not None:
@@ -179,7 +221,7 @@ class InProcessExecutor(Executor):
         pending: deque[Future[R]] = deque()
         todo = iter(items)
         done = 0
-        with threadpool_limits(1):
+        with one_blas_thread():
             try:
                 for item in todo:
                     pending.append(self._pool.submit(function, item, *arguments))

@@ -1,0 +1,141 @@
+"""The linear oracle: the top singular vectors of the gradient, of which W is never a part.
+
+Where the gradient is small it is assembled in one read and decomposed; the singular value is
+then exact and so is the duality gap. Otherwise it stays an operator: one read multiplies a
+block of vectors from the right, one from the left.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .problem import Problem
+
+__all__ = ["Answer", "assembled", "krylov", "warm_start"]
+
+Array = npt.NDArray[Any]
+
+#: Fresh random vectors in every start block, so that no part of the spectrum stays unseen.
+FRESH = 8
+#: A top pair counts as converged when ||G v - s u|| is at most this share of s.
+PAIR_ACCURACY = 1e-10
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Leading singular triples of grad F(W), largest first.
+
+    Attributes
+    ----------
+    left, right : ndarray (D, m), (L, m)
+    values : ndarray
+        All singular values where ``exact``, else those of the block, which are lower bounds.
+    objective : float
+        F(W), from the same read.
+    inner : float
+        <W, grad F(W)>.
+    """
+
+    left: Array
+    values: Array
+    right: Array
+    objective: float
+    inner: float
+    exact: bool
+
+    def gap(self, radius: float) -> float:
+        """Duality gap <W, G> + radius * sigma_1 (Eq. 37)."""
+        return max(self.inner + radius * float(self.values[0]), 0.0)
+
+
+def assembled(problem: Problem, mt: Array) -> Answer:
+    """Decompose the whole gradient, which one read of the data assembles."""
+    sums = problem.sweep(mt, assemble=True)
+    mt = _padded(mt, problem.rank)
+    gradient = problem.gradient(mt, sums["gradient"])  # L x D
+    left, values, right = _decompose(gradient)
+    inner = float(np.vdot(mt, gradient @ problem.basis))
+    return Answer(left, values, right, problem.objective(mt, float(sums["loss"])), inner, exact=True)
+
+
+def krylov(problem: Problem, mt: Array, start: Array, max_rounds: int) -> Answer:
+    """Block Krylov iteration from ``start`` (L x k) until the top pair has converged.
+
+    A round multiplies by the gradient and by its transpose: two reads. All left vectors so far
+    are kept, so the answer is the best that their span contains.
+    """
+    block = np.linalg.qr(start)[0]
+    lefts = np.zeros((problem.n_features, 0))
+    images = np.zeros((problem.n_labels, 0))  # G^T lefts
+    objective, inner = 0.0, 0.0
+    answer: Answer | None = None
+    for _ in range(max_rounds):
+        sums = problem.sweep(mt, right=block)
+        mt = _padded(mt, problem.rank)
+        objective = problem.objective(mt, float(sums["loss"]))
+        product = problem.gradient_times(mt, block, sums["right"])
+        if answer is not None:
+            residual = product[:, 0] - answer.values[0] * answer.left[:, 0]
+            if np.linalg.norm(residual) <= PAIR_ACCURACY * answer.values[0]:
+                break
+        for _ in range(2):
+            product = product - lefts @ (lefts.T @ product)
+            product, triangle = np.linalg.qr(product)
+            diagonal = np.abs(np.diag(triangle))
+            product = product[:, diagonal > 1e-13 * max(diagonal.max(initial=0.0), 1e-300)]
+        room = min(problem.n_features, problem.n_labels) - lefts.shape[1]
+        product = product[:, : max(room, 0)]
+        if not product.shape[1]:
+            break
+        sums = problem.sweep(mt, left=product)
+        lefts = np.hstack([lefts, product])
+        images = np.hstack([images, problem.gradient_transpose_times(mt, product, sums["left"])])
+        right, values, coordinates = np.linalg.svd(images, full_matrices=False)
+        answer = Answer(lefts @ coordinates.T, values, right, objective, inner, exact=False)
+        # The pair first, so that its residual is read off the next product; then what is new.
+        block = np.linalg.qr(np.hstack([right[:, :1], images[:, -product.shape[1] :]]))[0]
+        block[:, 0] = right[:, 0]
+    assert answer is not None
+    if problem.rank:
+        sums = problem.sweep(mt, left=problem.basis)
+        image = problem.gradient_transpose_times(mt, problem.basis, sums["left"])
+        inner = float(np.vdot(mt, image))
+    return Answer(answer.left, answer.values, answer.right, objective, inner, exact=False)
+
+
+def warm_start(mt: Array, last: Array, width: int, rng: np.random.Generator) -> Array:
+    """Start block of at most ``width`` vectors: W's right singular vectors, the last ones, fresh ones.
+
+    Near the optimum the top singular value of the gradient is as manifold as W's rank and its
+    space is W's own; without W's vectors the block stalls and underestimates it.
+    """
+    n_labels = mt.shape[0]
+    fresh = rng.standard_normal((n_labels, min(FRESH, width)))
+    parts = [fresh]
+    if mt.shape[1]:
+        vectors, values, _ = np.linalg.svd(mt, full_matrices=False)
+        parts.insert(0, vectors[:, values > 1e-9 * max(values[0], 1e-300)][:, : width - fresh.shape[1]])
+    parts.insert(1, last[:, : max(width - sum(part.shape[1] for part in parts), 0)])
+    block: Array = np.linalg.qr(np.hstack(parts))[0]
+    return block
+
+
+def _decompose(gradient: Array) -> tuple[Array, Array, Array]:
+    """Singular triples of the transpose of an L x D matrix, through the smaller Gram matrix."""
+    wide = gradient.shape[0] <= gradient.shape[1]
+    squares, vectors = np.linalg.eigh(gradient @ gradient.T if wide else gradient.T @ gradient)
+    values = np.sqrt(np.maximum(squares[::-1], 0))
+    vectors = vectors[:, ::-1]
+    inverse = 1 / np.maximum(values, 1e-300)
+    if wide:
+        return (gradient.T @ vectors) * inverse, values, vectors
+    return vectors, values, (gradient @ vectors) * inverse
+
+
+def _padded(mt: Array, rank: int) -> Array:
+    """M^T with zero columns for directions that came after it."""
+    return np.pad(mt, ((0, 0), (0, rank - mt.shape[1])))

@@ -1,0 +1,199 @@
+"""The optimisation problem as the algorithm sees it: sweeps over the data, and W in factors.
+
+W = U M with U (D x r) grown piece by piece and M held as M^T (L x r). `Problem` knows the
+basis, sends it to whoever runs the sweeps, counts the passes over X that they really took,
+and keeps ``X^T X U``, from which everything quadratic in X follows without another read.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .corrective import Statistics
+from .executor import Executor, Shared
+from .features import BlockSource
+from .sweep import Partial, Sweep, combine, light_pattern, sweep_block
+
+__all__ = ["Problem"]
+
+Array = npt.NDArray[Any]
+
+
+class Problem:
+    """Minimise the weighted loss of XW over ||W||_* <= radius, on some executor.
+
+    Parameters
+    ----------
+    executor : Executor
+        Runs the sweeps.
+    source : BlockSource
+        The data and what is done to its rows.
+    label_counts : ndarray (L,)
+        Positives of each label.
+    radius, p0 : float
+        The ball and the weight of inactive labels.
+    loss : {"square", "exponential"}
+    on_sweep : callable, optional
+        Called with the share of the current sweep that is done.
+    """
+
+    def __init__(
+        self,
+        executor: Executor,
+        source: BlockSource,
+        label_counts: Array,
+        *,
+        radius: float,
+        p0: float,
+        loss: str = "square",
+        on_sweep: Callable[[float], None] | None = None,
+    ) -> None:
+        self.executor, self.source, self.label_counts = executor, source, label_counts
+        self.radius, self.p0, self.loss, self.on_sweep = radius, p0, loss, on_sweep
+        self.n_rows, self.n_features, self.n_labels = (
+            source.data.n_rows,
+            source.n_features,
+            source.data.n_labels,
+        )
+        self.rows_read = 0
+        self.basis = np.zeros((self.n_features, 0))
+        self.moment = np.zeros((self.n_features, 0))  # X^T X U
+        self.statistics: Statistics | None = None
+        self._worker_place: Array | None = None
+        self._pieces: list[Shared] = []
+        self._pending = 0
+
+    @property
+    def passes(self) -> int:
+        """Reads of all of X so far, counted in rows by whoever read them."""
+        return -(-self.rows_read // self.n_rows)
+
+    @property
+    def rank(self) -> int:
+        """Number of directions in the basis."""
+        return int(self.basis.shape[1])
+
+    def keep_statistics(self, place: Array) -> None:
+        """From now on hold the statistics of the corrective step; ``place`` as in `Statistics`."""
+        blocks = self.source.data.blocks
+        parts = self.executor.map(light_pattern, blocks, (self.source, place))
+        offsets = np.cumsum([0, *(count for _, _, count in parts)])
+        rows = np.concatenate([part[0] + offset for part, offset in zip(parts, offsets, strict=False)])
+        labels = np.concatenate([part[1] for part in parts])
+        order = np.argsort(labels, kind="stable")
+        indptr = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=self.n_labels))])
+        self.statistics = Statistics(self.label_counts, place, indptr.astype(np.int64), rows[order])
+        self._worker_place = place
+
+    def append(self, directions: Array) -> int:
+        """Add the part of ``directions`` (D x m) outside the basis; return how many were new.
+
+        The next sweep computes their scores and statistics in passing.
+        """
+        new = directions
+        for _ in range(2):
+            new = new - self.basis @ (self.basis.T @ new)
+            new, triangle = np.linalg.qr(new)
+            new = new[:, np.abs(np.diag(triangle)) > 1e-10]
+        room = self.n_features - self.rank
+        new = np.ascontiguousarray(new[:, : max(room, 0)])
+        if new.shape[1]:
+            self._pieces.append(Shared(f"basis-{uuid.uuid4().hex}", new))
+            self.basis = np.hstack([self.basis, new])
+            self._pending += new.shape[1]
+        return int(new.shape[1])
+
+    def sweep(self, mt: Array, **request: Any) -> Partial:
+        """Read the data once, with W = U M; see `Sweep` for what can be asked for."""
+        blocks = self.source.data.blocks
+        total = len(blocks)
+        result = self.executor.reduce(
+            sweep_block,
+            combine,
+            blocks,
+            Sweep(
+                source=self.source,
+                basis=tuple(piece.key for piece in self._pieces),
+                p0=self.p0,
+                loss=self.loss,
+                mt=np.ascontiguousarray(mt),
+                grow=self._pending,
+                place=self._worker_place,
+                **request,
+            ),
+            self._pieces,
+            on_result=None if self.on_sweep is None else lambda done: self._advance(done / total),
+        )
+        self.rows_read += int(result["rows_read"])
+        if self._pending:
+            self._grow(result)
+        return result
+
+    def _advance(self, share: float) -> None:
+        if self.on_sweep is not None:
+            self.on_sweep(share)
+
+    def _grow(self, result: Partial) -> None:
+        self._pending = 0
+        self.moment = np.hstack([self.moment, result["moment"]])
+        if self.statistics is not None:
+            self.statistics.append(
+                self.basis.T @ result["moment"],
+                result["positives"],
+                result["rows"],
+                result.get("grams"),
+            )
+
+    def rotate(self, rotation: Array) -> None:
+        """Replace the basis by ``U @ rotation`` (orthonormal columns), to forget directions."""
+        self.executor.forget([piece.key for piece in self._pieces])
+        self.basis = self.basis @ rotation
+        self.moment = self.moment @ rotation
+        self._pieces = [Shared(f"basis-{uuid.uuid4().hex}", np.ascontiguousarray(self.basis))]
+        if self.statistics is not None:
+            self.statistics.rotate(rotation)
+
+    def close(self) -> None:
+        """Drop what the workers hold for this problem."""
+        self.executor.forget([piece.key for piece in self._pieces])
+
+    # What follows from the sums without another read.
+
+    def objective(self, mt: Array, loss: float) -> float:
+        """F(U M) from the "loss" of a sweep."""
+        if self.loss == "square":
+            loss += self.p0 * float(np.vdot(mt @ self.gram(mt.shape[1]), mt))
+        return loss / self.n_rows
+
+    def gram(self, rank: int) -> Array:
+        """U^T X^T X U over the first directions, symmetric to the last bit."""
+        gram = self.basis[:, :rank].T @ self.moment[:, :rank]
+        return (gram + gram.T) / 2
+
+    @property
+    def scale(self) -> float:
+        """Factor of the sums in the gradient."""
+        return (2 if self.loss == "square" else 1) / self.n_rows
+
+    def gradient(self, mt: Array, assembled: Array) -> Array:
+        """Transpose of grad F (L x D) from the "gradient" of a sweep."""
+        if self.loss == "square":
+            assembled = assembled + self.p0 * (mt @ self.moment[:, : mt.shape[1]].T)
+        return self.scale * assembled
+
+    def gradient_times(self, mt: Array, right: Array, sum_right: Array) -> Array:
+        """``grad F @ right`` (D x k) from the "right" of a sweep."""
+        if self.loss == "square":
+            sum_right = sum_right + self.p0 * (self.moment[:, : mt.shape[1]] @ (mt.T @ right))
+        return self.scale * sum_right
+
+    def gradient_transpose_times(self, mt: Array, left: Array, sum_left: Array) -> Array:
+        """``grad F^T @ left`` (L x k) from the "left" (or "residual") of a sweep."""
+        if self.loss == "square":
+            sum_left = sum_left + self.p0 * (mt @ (self.moment[:, : mt.shape[1]].T @ left))
+        return self.scale * sum_left

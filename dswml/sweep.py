@@ -1,0 +1,281 @@
+"""One read of the data: the sums over row blocks that the algorithm asks for.
+
+`sweep_block` is a pure function of one row block and a `Sweep` request; what it returns for
+all blocks is added by `combine`. With P^2 = p0 + (p1 - p0) Y the gradient of the square loss
+splits into a part with the pattern of Y, summed here, and ``p0 X^T X W``, which follows from
+``X^T Z`` without the data. Neither an N x L nor a D x L array appears, except the latter
+where the caller knows it to be small and asks for it (``assemble``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import kernels
+from .blocks import RowBlock
+from .features import BlockSource, Features
+
+__all__ = ["Partial", "Sweep", "combine", "light_pattern", "sweep_block"]
+
+Array = npt.NDArray[Any]
+#: Named sums over row blocks; "rows" is concatenated in row order instead.
+Partial = dict[str, Array]
+
+#: The columns of Z are allotted in steps of this many, so that most new ones find room.
+COLUMN_STEP = 64
+#: Entries of the dense row pieces that the exponential loss works on.
+PIECE_ENTRIES = 2**21
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What every row block is asked for in one read.
+
+    Attributes
+    ----------
+    basis : tuple of str
+        Keys of the pieces of U, whose columns come as shared values in this order.
+    mt : ndarray (L, r'), optional
+        Transpose of M over the first r' columns of the basis; zero by default.
+    assemble : bool
+        Ask for "gradient": the data part of the gradient, (X^T R)^T, labels x features.
+    right : ndarray (L, k), optional
+        Ask for "right": X^T R right.
+    left : ndarray (D, k), optional
+        Ask for "left": R^T X left.
+    grow : int
+        Ask for the statistics of the last ``grow`` columns of the basis: "moment" X^T Z',
+        "positives" Y^T Z', "residual" R^T Z', "grams" and "rows" (see `Statistics`).
+    place : ndarray (L,), optional
+        Position of a label's Gram matrix among those summed on the workers, or -1.
+    direction : ndarray (L, r), optional
+        Ask for "curvature": the sum of squared scores of this direction over active entries or,
+        for the exponential loss, "curve": the loss at each step length of ``alphas``.
+    """
+
+    source: BlockSource
+    basis: tuple[str, ...]
+    p0: float
+    loss: str = "square"
+    mt: Array | None = None
+    assemble: bool = False
+    right: Array | None = None
+    left: Array | None = None
+    grow: int = 0
+    place: Array | None = None
+    direction: Array | None = None
+    alphas: tuple[float, ...] = ()
+
+
+def sweep_block(block: RowBlock, request: Sweep, *basis: Array) -> Partial:
+    """Return the sums of one row block, and "rows_read": how many rows of X were read for them."""
+    source = request.source
+    labels = source.labels(block)
+    reader = _Reader(source, block)
+    z, rank = _block_scores(reader, request.basis, basis)
+    residual: _SquareResidual | _ExponentialResidual
+    if request.loss == "square":
+        residual = _SquareResidual(labels, z, request.mt, request.p0)
+    else:
+        residual = _ExponentialResidual(labels, z, request.mt, request.p0)
+
+    out: Partial = {"loss": np.array(residual.loss())}
+    if request.assemble:
+        out["gradient"] = residual.assembled(reader.features)
+    if request.right is not None:
+        out["right"] = reader.features.transpose_times(residual.times(request.right))
+    if request.left is not None:
+        out["left"] = residual.transpose_times(reader.features.times(request.left))
+    if request.grow:
+        new = np.ascontiguousarray(z[:, rank - request.grow : rank])
+        out["moment"] = reader.features.transpose_times(new)
+        out["positives"] = _pattern_transpose_times(labels, np.ones(labels.nnz), new)
+        out["residual"] = residual.transpose_times(new)
+        if request.place is not None:
+            heavy = int(request.place.max(initial=-1)) + 1
+            if heavy:
+                grams = np.zeros((heavy, rank, request.grow))
+                kernels.add_label_grams(
+                    labels.indptr, labels.indices, request.place, z, rank, request.grow, grams
+                )
+                out["grams"] = grams
+            out["rows"] = new[_light_rows(labels, request.place)].astype(np.float64, copy=False)
+    if request.direction is not None:
+        out.update(residual.along(z, request.direction, request.alphas))
+    out["rows_read"] = np.array(reader.rows_read)
+    return out
+
+
+def combine(partials: list[Partial]) -> Partial:
+    """Add partial sums in their order; the inputs are left as they are."""
+    first, *rest = partials
+    total: Partial = {}
+    for name, value in first.items():
+        if name == "rows":
+            total[name] = np.concatenate([partial[name] for partial in partials])
+            continue
+        if rest:
+            value = value + rest[0][name]
+            for partial in rest[1:]:
+                value += partial[name]
+        total[name] = value
+    return total
+
+
+def light_pattern(block: RowBlock, payload: tuple[BlockSource, Array]) -> tuple[Array, Array, int]:
+    """Return (row, label) of the active entries of light labels, rows counted among the light rows."""
+    source, place = payload
+    labels = source.labels(block)
+    rows = _light_rows(labels, place)
+    position = np.full(labels.shape[0], -1, dtype=np.int64)
+    position[rows] = np.arange(rows.size)
+    entry_rows = np.repeat(np.arange(labels.shape[0]), np.diff(labels.indptr))
+    light = place[labels.indices] < 0
+    return position[entry_rows[light]], labels.indices[light].astype(np.int64), rows.size
+
+
+def _light_rows(labels: Any, place: Array) -> Array:
+    """Rows with at least one active label whose Gram matrix is not summed on the workers."""
+    entry_rows = np.repeat(np.arange(labels.shape[0]), np.diff(labels.indptr))
+    return np.unique(entry_rows[place[labels.indices] < 0])
+
+
+class _Reader:
+    """Reads the block's features at most once, and only if something needs them."""
+
+    def __init__(self, source: BlockSource, block: RowBlock) -> None:
+        self.source, self.block = source, block
+        self.rows_read = 0
+        self._features: Features | None = None
+
+    @property
+    def features(self) -> Features:
+        if self._features is None:
+            self._features = self.source.features(self.block)
+            self.rows_read = self.block.n_rows
+        return self._features
+
+
+def _block_scores(reader: _Reader, keys: tuple[str, ...], basis: tuple[Array, ...]) -> tuple[Array, int]:
+    """Return Z_b = X_b U in a buffer with room to grow, and its rank.
+
+    Each piece of U is multiplied by itself, so that a Z_b rebuilt elsewhere has the bits of one
+    that grew piece by piece.
+    """
+    source, block = reader.source, reader.block
+    rank = sum(piece.shape[1] for piece in basis)
+    known, z = source.kept(block, "z") or ((), None)
+    if known != keys[: len(known)]:
+        known, z = (), None
+    done = sum(piece.shape[1] for piece in basis[: len(known)])
+    if z is None or z.shape[1] < rank:
+        room = -(-rank // COLUMN_STEP) * COLUMN_STEP
+        grown = np.zeros((block.n_rows, room), dtype=source.dtype)
+        if z is not None:
+            grown[:, :done] = z[:, :done]
+        z = grown
+    for piece in basis[len(known) :]:
+        z[:, done : done + piece.shape[1]] = reader.features.times(piece)
+        done += piece.shape[1]
+    if known != keys:
+        source.keep(block, "z", (keys, z), z.nbytes)
+    return z, rank
+
+
+def _pattern_transpose_times(labels: Any, values: Array, dense: Array) -> Array:
+    """``E^T dense`` for E with the pattern of the labels."""
+    out = np.zeros((labels.shape[1], dense.shape[1]))
+    kernels.csr_transpose_times_dense(
+        labels.indptr, labels.indices, values, dense.astype(np.float64, copy=False), out
+    )
+    return out
+
+
+class _SquareResidual:
+    """R = -p1 + (p1 - p0) S at the active entries: the part of P^2 o (XW - Y) with the pattern of Y."""
+
+    def __init__(self, labels: Any, z: Array, mt: Array | None, p0: float) -> None:
+        self.labels, self.p0 = labels, p0
+        self.scores = self._scores(z, mt)
+        self.values = (1 - 2 * p0) * self.scores - (1 - p0)
+
+    def _scores(self, z: Array, mt: Array | None) -> Array:
+        scores = np.zeros(self.labels.nnz)
+        if mt is not None and mt.shape[1]:
+            kernels.active_scores(self.labels.indptr, self.labels.indices, z, mt, scores)
+        return scores
+
+    def loss(self) -> float:
+        """Sum of p1 (1 - s)^2 - p0 s^2 over active entries: N F without p0 ||XW||^2."""
+        missing = 1 - self.scores
+        return float((1 - self.p0) * (missing @ missing) - self.p0 * (self.scores @ self.scores))
+
+    def assembled(self, features: Features) -> Array:
+        return features.transpose_times_labels(self.labels, self.values)
+
+    def times(self, right: Array) -> Array:
+        out = np.empty((self.labels.shape[0], right.shape[1]))
+        kernels.csr_times_dense(self.labels.indptr, self.labels.indices, self.values, right, out)
+        return out
+
+    def transpose_times(self, dense: Array) -> Array:
+        return _pattern_transpose_times(self.labels, self.values, dense)
+
+    def along(self, z: Array, direction: Array, alphas: tuple[float, ...]) -> Partial:
+        scores = self._scores(z, direction)
+        return {"curvature": np.array(scores @ scores)}
+
+
+class _ExponentialResidual:
+    """R = -w y exp(-y s) with y = +-1 and w = p1 or p0: dense, so worked on in pieces of rows."""
+
+    def __init__(self, labels: Any, z: Array, mt: Array | None, p0: float) -> None:
+        self.labels, self.z, self.mt, self.p0 = labels, z, mt, p0
+
+    def _pieces(self) -> Iterator[tuple[slice, Array, Array, Array]]:
+        """Yield rows, signs y, weights w and scores s."""
+        n_rows, n_labels = self.labels.shape
+        step = max(1, PIECE_ENTRIES // n_labels)
+        for start in range(0, n_rows, step):
+            rows = slice(start, min(start + step, n_rows))
+            active = self.labels[rows].toarray() != 0
+            signs = np.where(active, 1.0, -1.0)
+            weights = np.where(active, 1 - self.p0, self.p0)
+            yield rows, signs, weights, self._scores(rows, self.mt)
+
+    def _scores(self, rows: slice, mt: Array | None) -> Array:
+        if mt is None or not mt.shape[1]:
+            return np.zeros((rows.stop - rows.start, self.labels.shape[1]))
+        scores: Array = self.z[rows, : mt.shape[1]].astype(np.float64) @ mt.T
+        return scores
+
+    def loss(self) -> float:
+        return sum(float(np.sum(w * np.exp(-y * s))) for _, y, w, s in self._pieces())
+
+    def assembled(self, features: Features) -> Array:
+        out = np.zeros((self.labels.shape[1], features.n_features))
+        for rows, y, w, s in self._pieces():
+            out -= features.transpose_times(y * w * np.exp(-y * s), rows.start).T
+        return out
+
+    def times(self, right: Array) -> Array:
+        return np.concatenate([-(y * w * np.exp(-y * s)) @ right for _, y, w, s in self._pieces()])
+
+    def transpose_times(self, dense: Array) -> Array:
+        out = np.zeros((self.labels.shape[1], dense.shape[1]))
+        for rows, y, w, s in self._pieces():
+            out -= (y * w * np.exp(-y * s)).T @ dense[rows]
+        return out
+
+    def along(self, z: Array, direction: Array, alphas: tuple[float, ...]) -> Partial:
+        curve = np.zeros(len(alphas))
+        for rows, y, w, s in self._pieces():
+            slope = self._scores(rows, direction)
+            for place, alpha in enumerate(alphas):
+                curve[place] += np.sum(w * np.exp(-y * (s + alpha * slope)))
+        return {"curve": curve}
