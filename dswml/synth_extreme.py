@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import numba
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dswml.errors import UsageError
@@ -218,17 +219,19 @@ class ExtremeRows:
     n_features, n_labels : int
         D and L.
     features_per_row, labels_per_row : int
-        Mean numbers of entries of a row; they vary uniformly between half and one and a half times the mean.
+        Mean numbers of entries of a row; they vary evenly between half and one and a half times the mean.
     seed : int
-    unit_rows : bool
-        Scale the rows of X to unit Euclidean norm.
+    normalize : None or "l2"
+        "l2" scales the rows of X to unit Euclidean norm.
+    dtype : str
+        "float32" or "float64".
 
     Examples
     --------
-    >>> rows = ExtremeRows(n_features=500, n_labels=300, features_per_row=20, labels_per_row=3, seed=0)
-    >>> x_lengths, features, values, y_lengths, labels = rows.xy(0)
-    >>> int(x_lengths.min()), int(x_lengths.max()), int(y_lengths.min()), int(y_lengths.max())
-    (10, 30, 1, 5)
+    >>> x, y = ExtremeRows(500, 300, features_per_row=20, labels_per_row=3, seed=0).group(0)
+    >>> per_row = np.diff(x.indptr), np.diff(y.indptr)
+    >>> [(int(n.min()), int(n.max())) for n in per_row]
+    [(10, 30), (1, 5)]
     """
 
     n_features: int
@@ -236,7 +239,10 @@ class ExtremeRows:
     features_per_row: int
     labels_per_row: int
     seed: int
-    unit_rows: bool = False
+    normalize: Literal["l2"] | None = None
+    dtype: str = "float32"
+
+    is_sparse: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for what, mean, most in (
@@ -246,31 +252,30 @@ class ExtremeRows:
             if mean < 1 or _spread(mean)[1] > most:
                 raise UsageError(
                     f"a row has {mean} {what} on average and up to {_spread(mean)[1]}, but there are {most}: "
-                    f"ask for more {what} or fewer of them a row"
+                    f"ask for more {what} in all, or fewer in a row"
                 )
 
-    def lengths(self, group: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the numbers of features and of labels of each of the group's rows."""
-        draws = uniform(self.seed, _STREAM_LENGTHS, group, 2 * GROUP_ROWS).reshape(2, GROUP_ROWS)
-        means = (self.features_per_row, self.labels_per_row)
-        x, y = (
-            (low + draw * (high - low + 1)).astype(np.int32)
-            for draw, (low, high) in zip(draws, map(_spread, means), strict=True)
-        )
-        return x, y
+    @property
+    def bytes_per_row(self) -> float:
+        """Mean size of a row of X and Y in memory."""
+        return self.features_per_row * (4 + np.dtype(self.dtype).itemsize) + 5 * self.labels_per_row + 16
 
-    def xy(
-        self, group: int
-    ) -> tuple[
-        NDArray[np.int32], NDArray[np.int32], NDArray[np.float32], NDArray[np.int32], NDArray[np.int32]
-    ]:
-        """Return lengths, features and values of X and lengths and labels of Y, row after row."""
+    def _indptr(self, group: int) -> list[NDArray[np.int64]]:
+        """Row starts of X and Y."""
+        draws = uniform(self.seed, _STREAM_LENGTHS, group, 2 * GROUP_ROWS).reshape(2, GROUP_ROWS)
+        spreads = _spread(self.features_per_row), _spread(self.labels_per_row)
+        lengths = (
+            (low + draw * (high - low + 1)).astype(np.int64)
+            for draw, (low, high) in zip(draws, spreads, strict=True)
+        )
+        return [np.concatenate([[0], np.cumsum(row)]) for row in lengths]
+
+    def group(self, group: int) -> tuple[sp.csr_array, sp.csr_array]:
+        """Return X and Y of the group's rows."""
         plan = _plan(self.seed, self.n_features, self.n_labels, self.features_per_row)
-        x_lengths, y_lengths = self.lengths(group)
-        x_ptr = np.concatenate([[0], np.cumsum(x_lengths, dtype=np.int64)])
-        y_ptr = np.concatenate([[0], np.cumsum(y_lengths, dtype=np.int64)])
+        x_ptr, y_ptr = self._indptr(group)
         features = np.empty(x_ptr[-1], dtype=np.int32)
-        values = np.empty(x_ptr[-1], dtype=np.float32)
+        values = np.empty(x_ptr[-1], dtype=np.float64)
         labels = np.empty(y_ptr[-1], dtype=np.int32)
         _draw_rows(
             generator(self.seed, _STREAM_ROWS, group),
@@ -283,6 +288,8 @@ class ExtremeRows:
             features,
             values,
             labels,
-            self.unit_rows,
+            self.normalize == "l2",
         )
-        return x_lengths, features, values, y_lengths, labels
+        ones = np.ones(len(labels), dtype=np.uint8)
+        x = sp.csr_array((values.astype(self.dtype), features, x_ptr), shape=(GROUP_ROWS, self.n_features))
+        return x, sp.csr_array((ones, labels, y_ptr), shape=(GROUP_ROWS, self.n_labels))

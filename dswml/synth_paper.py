@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, ClassVar
 
 import numpy as np
+import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dswml.errors import UsageError
@@ -20,7 +22,10 @@ __all__ = ["PaperRows"]
 
 _STREAM_X, _STREAM_Y, _STREAM_B = range(3)
 _FRACTION_BITS = 23
+
+#: Labels whose coefficients are expanded at once, and entries of a matrix that are worked on at once.
 _TILE_LABELS = 4096
+_TILE_ENTRIES = 2**22
 
 
 @lru_cache(maxsize=1)
@@ -46,9 +51,8 @@ class PaperRows:
 
     Examples
     --------
-    >>> rows = PaperRows(n_features=8, n_labels=20, sparsity=4, seed=0)
-    >>> x = rows.x(0)
-    >>> lengths, labels = rows.y(0)
+    >>> x, y = PaperRows(n_features=8, n_labels=20, sparsity=4, seed=0).group(0)
+    >>> lengths = y.sum(axis=1)
     >>> x.shape, bool(abs(x).max() <= 1), int(lengths.min()), int(lengths.max())
     ((1024, 8), True, 2, 4)
     """
@@ -58,6 +62,9 @@ class PaperRows:
     sparsity: int
     seed: int
     dtype: str = "float32"
+
+    is_sparse: ClassVar[bool] = False
+    normalize: ClassVar[None] = None
 
     def __post_init__(self) -> None:
         if not 1 <= self.sparsity <= self.n_labels:
@@ -70,43 +77,48 @@ class PaperRows:
                 "the paper's generator (2^39 at most): use kind 'extreme'"
             )
 
-    def x_integers(self, group: int) -> NDArray[np.int32]:
-        """X of the group's rows times 2^23."""
-        entries = uniform_integers(
+    @property
+    def bytes_per_row(self) -> float:
+        """Size of a row of X and Y in memory, at most."""
+        return self.n_features * np.dtype(self.dtype).itemsize + 5 * self.sparsity + 8
+
+    def group(self, group: int) -> tuple[NDArray[Any], sp.csr_array]:
+        """Return X and Y of the group's rows."""
+        integers = uniform_integers(
             self.seed, _STREAM_X, group, GROUP_ROWS * self.n_features, bits=_FRACTION_BITS + 1
-        )
-        centred: NDArray[np.int32] = entries.astype(np.int32) - np.int32(2**_FRACTION_BITS)
-        return centred.reshape(GROUP_ROWS, self.n_features)
-
-    def x(self, group: int) -> NDArray[np.floating]:
-        """X of the group's rows: uniform on [-1, 1]."""
-        x: NDArray[np.floating] = self.x_integers(group).astype(self.dtype)
+        ).reshape(GROUP_ROWS, self.n_features)
+        x = integers.astype(self.dtype)
+        x -= 2**_FRACTION_BITS
         x *= 2.0**-_FRACTION_BITS
-        return x
+        largest = [self._largest(x[rows]) for rows in self._row_tiles()]
+        return x, self._labels(np.concatenate(largest), group)
 
-    def _largest(self, group: int) -> NDArray[np.int64]:
+    def _row_tiles(self) -> list[slice]:
+        at_once = max(1, _TILE_ENTRIES // max(self.n_features, min(self.n_labels, _TILE_LABELS)))
+        return [slice(first, first + at_once) for first in range(0, GROUP_ROWS, at_once)]
+
+    def _largest(self, x: NDArray[Any]) -> NDArray[np.int64]:
         """Return the K largest of Z = X B^T in each row, in falling order, as (Z 2^22) L + (L - 1 - label).
 
         These integers are ordered as Z is, and among equals by the label's index.
         """
-        x = self.x_integers(group).astype(np.float64)
+        integers = x * np.float64(2**_FRACTION_BITS)
         signs = _signs(self.seed, self.n_labels, self.n_features)
-        kept = np.empty((GROUP_ROWS, 0), dtype=np.int64)
+        kept = np.empty((len(x), 0), dtype=np.int64)
         for first in range(0, self.n_labels, _TILE_LABELS):
             tile = signs[first : first + _TILE_LABELS]
-            keys = (x @ tile.T.astype(np.float64)).astype(np.int64)
+            keys = (integers @ tile.T.astype(np.float64)).astype(np.int64)
             keys *= self.n_labels
             keys += self.n_labels - 1 - np.arange(first, first + len(tile))
-            keys = np.concatenate([kept, keys], axis=1)
-            if keys.shape[1] > self.sparsity:
-                keys.partition(keys.shape[1] - self.sparsity, axis=1)
-                keys = keys[:, -self.sparsity :]
-            kept = keys
+            kept = np.concatenate([kept, keys], axis=1)
+            if kept.shape[1] > self.sparsity:
+                kept.partition(kept.shape[1] - self.sparsity, axis=1)
+                kept = kept[:, -self.sparsity :]
         return np.sort(kept, axis=1)[:, ::-1]
 
-    def y(self, group: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-        """Return the number of labels of each of the group's rows, and the labels, row after row."""
-        scaled, reverse_label = np.divmod(self._largest(group), self.n_labels)
+    def _labels(self, largest: NDArray[np.int64], group: int) -> sp.csr_array:
+        """Return Y: certain for the K/2 largest, Bernoulli with the sigmoid of Z for the rest of the K."""
+        scaled, reverse_label = np.divmod(largest, self.n_labels)
         labels = (self.n_labels - 1 - reverse_label).astype(np.int32)
         z = scaled * 2.0 ** (1 - _FRACTION_BITS)
         certain = self.sparsity // 2
@@ -118,4 +130,7 @@ class PaperRows:
         order = np.argsort(labels, axis=1)
         labels = np.take_along_axis(labels, order, axis=1)
         active = np.take_along_axis(active, order, axis=1)
-        return active.sum(axis=1, dtype=np.int32), labels[active]
+        indptr = np.concatenate([[0], np.cumsum(active.sum(axis=1))])
+        indices = labels[active]
+        ones = np.ones(len(indices), dtype=np.uint8)
+        return sp.csr_array((ones, indices, indptr), shape=(GROUP_ROWS, self.n_labels))
