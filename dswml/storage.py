@@ -34,6 +34,7 @@ __all__ = [
     "filesystem",
     "missing_chunks",
     "open_group",
+    "open_node",
     "read_array",
     "read_names",
     "remove_store",
@@ -195,6 +196,19 @@ def open_group(
         raise DataError(f"{url} is not a Zarr v3 group (it has no {_ROOT})") from error
     except (ValueError, KeyError, TypeError, OSError) as error:
         raise DataError(f"{url} cannot be opened as a Zarr v3 group: {error}") from error
+
+
+def open_node(
+    url: str | os.PathLike[str], storage_options: StorageOptions | None = None
+) -> zarr.Array[Any] | zarr.Group:
+    """Open somebody's own Zarr array or group, of any format version, for reading."""
+    url = absolute_url(url)
+    if not store_exists(url, storage_options):
+        raise StoreNotFoundError(f"there is no store at {url}")
+    try:
+        return zarr.open(_zarr_store(url, storage_options, read_only=True), mode="r")
+    except (ValueError, KeyError, TypeError, OSError) as error:
+        raise DataError(f"{url} cannot be opened as a Zarr array or group: {error}") from error
 
 
 def read_array(array: zarr.Array[Any], start: int, stop: int, *, store: str) -> NDArray[Any]:

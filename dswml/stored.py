@@ -17,14 +17,13 @@ import zarr
 from numpy.typing import NDArray
 
 from dswml.blocks import DEFAULT_BLOCK_BYTES, RowBlock, plan_row_blocks
-from dswml.errors import DataError, IncompleteStoreError
+from dswml.errors import DataError, UsageError
+from dswml.executor import Executor
+from dswml.format import check_attributes
 from dswml.layout import index_dtype
 from dswml.storage import absolute_url, chunk_checksums, open_group, read_array, read_names
 
-__all__ = ["FORMAT", "FORMAT_VERSION", "Dataset", "StoredDataset"]
-
-FORMAT = "dswml-dataset"
-FORMAT_VERSION = 1
+__all__ = ["CsrArray", "CsrGroup", "Dataset", "StoredDataset", "csr_rows"]
 
 Normalize = Literal["l2"] | None
 CsrArray: TypeAlias = sp.csr_array[Any, tuple[int, int]]
@@ -128,9 +127,21 @@ class Dataset(ABC):
     def read_y(self, start: int, stop: int) -> CsrArray:
         """Return rows [start, stop) of Y: CSR with uint8 ones and sorted column indices."""
 
+    def check(self, executor: Executor | None = None) -> Dataset:
+        """Check the data where that was not done when they were stored, and return them.
+
+        Parameters
+        ----------
+        executor : Executor, optional
+            Who reads and checks, once; by default this process.
+        """
+        return self
+
     @property
     def p0(self) -> float:
         """The paper's weight of a zero, 2 K_hat / L."""
+        if not self.n_labels:
+            raise UsageError("these data have no labels, so no weight 2 K_hat / L follows from them")
         return 2 * self.k_hat / self.n_labels
 
     def __repr__(self) -> str:
@@ -143,13 +154,35 @@ class Dataset(ABC):
 
 
 @dataclass(frozen=True)
-class _Csr:
+class CsrGroup:
     """The three arrays of a CSR matrix in AnnData's encoding."""
 
     data: zarr.Array[Any]
     indices: zarr.Array[Any]
     indptr: zarr.Array[Any]
     n_columns: int
+
+    @classmethod
+    def open(
+        cls, group: zarr.Group, path: str, n_rows: int, n_columns: int, store: str, nnz: int | None = None
+    ) -> CsrGroup:
+        """Open the arrays below a path of a group and check that their lengths fit."""
+        prefix = f"{path}/" if path else ""
+        data, indices, indptr = (
+            _member(group, f"{prefix}{part}", store) for part in ("data", "indices", "indptr")
+        )
+        entries = indices.shape[0] if nnz is None else nnz
+        for array, length in ((data, entries), (indices, entries), (indptr, n_rows + 1)):
+            if array.shape != (length,):
+                raise DataError(
+                    f"array {array.name.strip('/')} in {store} has shape {array.shape} "
+                    f"where ({length},) must be"
+                )
+        return cls(data, indices, indptr, n_columns)
+
+    @property
+    def arrays(self) -> list[zarr.Array[Any]]:
+        return [self.data, self.indices, self.indptr]
 
     def read(self, start: int, stop: int, store: str) -> CsrArray:
         indptr = read_array(self.indptr, start, stop + 1, store=store)
@@ -161,12 +194,19 @@ class _Csr:
             )
         indices = read_array(self.indices, first, last, store=store)
         data = read_array(self.data, first, last, store=store)
-        indptr -= first
-        shape = (stop - start, self.n_columns)
-        matrix: CsrArray = sp.csr_array(shape, dtype=data.dtype)
-        matrix.data, matrix.indices = data, indices
-        matrix.indptr = indptr.astype(index_dtype(last - first)) if indices.dtype == np.int32 else indptr
-        return matrix
+        return csr_rows(data, indices, indptr - first, (stop - start, self.n_columns))
+
+
+def csr_rows(
+    data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], shape: tuple[int, int]
+) -> CsrArray:
+    """Make a CSR array of these very arrays, with 32-bit indices where they suffice."""
+    indices = indices.astype(index_dtype(shape[1]), copy=False)
+    if len(data) <= np.iinfo(indices.dtype).max:
+        indptr = indptr.astype(indices.dtype, copy=False)
+    matrix: CsrArray = sp.csr_array(shape, dtype=data.dtype)
+    matrix.data, matrix.indices, matrix.indptr = data, indices, indptr
+    return matrix
 
 
 @dataclass(frozen=True)
@@ -176,22 +216,22 @@ class _Opened:
     url: str
     attrs: dict[str, Any]
     group: zarr.Group
-    x: zarr.Array[Any] | _Csr
-    y: _Csr
+    x: zarr.Array[Any] | CsrGroup
+    y: CsrGroup
 
     @property
     def arrays(self) -> list[zarr.Array[Any]]:
-        x = [self.x.data, self.x.indices, self.x.indptr] if isinstance(self.x, _Csr) else [self.x]
-        return [*x, self.y.data, self.y.indices, self.y.indptr]
+        x = self.x.arrays if isinstance(self.x, CsrGroup) else [self.x]
+        return [*x, *self.y.arrays]
 
     @property
     def x_values(self) -> zarr.Array[Any]:
-        return self.x.data if isinstance(self.x, _Csr) else self.x
+        return self.x.data if isinstance(self.x, CsrGroup) else self.x
 
     @property
     def chunk_rows(self) -> int:
         """Rows that one stored piece of X covers."""
-        array = self.x.indptr if isinstance(self.x, _Csr) else self.x
+        array = self.x.indptr if isinstance(self.x, CsrGroup) else self.x
         return int((array.shards or array.chunks)[0])
 
     @property
@@ -238,16 +278,6 @@ def _member(group: zarr.Group, path: str, url: str) -> zarr.Array[Any]:
     return array
 
 
-def _csr(group: zarr.Group, name: str, n_rows: int, n_columns: int, nnz: int, url: str) -> _Csr:
-    data, indices, indptr = (_member(group, f"{name}/{part}", url) for part in ("data", "indices", "indptr"))
-    for array, length in ((data, nnz), (indices, nnz), (indptr, n_rows + 1)):
-        if array.shape != (length,):
-            raise DataError(
-                f"array {array.name.strip('/')} in {url} has shape {array.shape} where ({length},) must be"
-            )
-    return _Csr(data, indices, indptr, n_columns)
-
-
 @lru_cache(maxsize=64)
 def _open_store(url: str, options: str, store_id: str | None) -> _Opened:
     group = open_group(url, "r", json.loads(options))
@@ -256,37 +286,15 @@ def _open_store(url: str, options: str, store_id: str | None) -> _Opened:
     if store_id is not None and attrs["store_id"] != store_id:
         raise DataError(f"the store {url} was replaced by another while it was in use: open it again")
     n_rows, n_features, n_labels = attrs["n_rows"], attrs["n_features"], attrs["n_labels"]
-    x: zarr.Array[Any] | _Csr
+    x: zarr.Array[Any] | CsrGroup
     if attrs["sparse"]:
-        x = _csr(group, "X", n_rows, n_features, attrs["nnz_x"], url)
+        x = CsrGroup.open(group, "X", n_rows, n_features, url, attrs["nnz_x"])
     else:
         x = _member(group, "X", url)
         if x.shape != (n_rows, n_features):
             raise DataError(f"array X in {url} has shape {x.shape} where {(n_rows, n_features)} must be")
-    return _Opened(url, attrs, group, x, _csr(group, "Y", n_rows, n_labels, attrs["nnz_y"], url))
-
-
-def check_attributes(attrs: Mapping[str, Any], url: str) -> None:
-    """Refuse a group that is not a complete data set of a version this program knows."""
-    if attrs.get("complete") is False and attrs.get("format", FORMAT) == FORMAT:
-        raise IncompleteStoreError(
-            f"the store {url} is incomplete: its writing was interrupted; "
-            "run the same command again to resume it, or with --overwrite (overwrite=True) to start over"
-        )
-    if attrs.get("format") != FORMAT:
-        raise DataError(f"{url} is not a dswml data set (its format attribute is {attrs.get('format')!r})")
-    version = attrs.get("format_version")
-    if version != FORMAT_VERSION:
-        raise DataError(
-            f"{url} has data set format version {version!r}; this program reads version {FORMAT_VERSION}: "
-            "install a newer dswml"
-        )
-    required = ("n_rows", "n_features", "n_labels", "nnz_x", "nnz_y", "k_hat")
-    for name in required:
-        if not isinstance(attrs.get(name), int) or attrs[name] < 0:
-            raise DataError(f"attribute {name} of {url} is {attrs.get(name)!r} where a count must be")
-    if attrs.get("complete") is not True:
-        raise IncompleteStoreError(f"the store {url} is not marked complete: make it again")
+    y = CsrGroup.open(group, "Y", n_rows, n_labels, url, attrs["nnz_y"])
+    return _Opened(url, attrs, group, x, y)
 
 
 class StoredDataset(Dataset):
@@ -312,7 +320,7 @@ class StoredDataset(Dataset):
         super().__init__(
             shape=(attrs["n_rows"], attrs["n_features"], attrs["n_labels"]),
             x_dtype=opened.x_values.dtype,
-            is_sparse=isinstance(opened.x, _Csr),
+            is_sparse=isinstance(opened.x, CsrGroup),
             blocks=plan_row_blocks(attrs["n_rows"], opened.chunk_rows, opened.bytes_per_row, block_bytes),
             attrs=attrs,
             url=place,
@@ -365,9 +373,15 @@ class StoredDataset(Dataset):
 
     def read_x(self, start: int, stop: int) -> NDArray[Any] | CsrArray:
         x = self._opened.x
-        if isinstance(x, _Csr):
+        if isinstance(x, CsrGroup):
             return x.read(start, stop, self.url)
         return read_array(x, start, stop, store=self.url)
 
     def read_y(self, start: int, stop: int) -> CsrArray:
-        return self._opened.y.read(start, stop, self.url)
+        rows = self._opened.y.read(start, stop, self.url)
+        if not (rows.data == 1).all():
+            value = rows.data[rows.data != 1][0]
+            raise DataError(
+                f"array Y/data in {self.url} holds {value} in rows [{start}, {stop}): it must be 1"
+            )
+        return rows

@@ -18,13 +18,11 @@ from numpy.typing import DTypeLike, NDArray
 
 from dswml.errors import DataError, IncompleteStoreError, StoreExistsError, UsageError
 from dswml.executor import Executor, InProcessExecutor
-from dswml.layout import MAX_FILES, ArrayLayout, Layout, index_dtype, plan_layout
+from dswml.format import FORMAT, FORMAT_VERSION, create_arrays, fill_value
+from dswml.layout import MAX_FILES, ArrayLayout, Layout, plan_layout
 from dswml.storage import (
-    CSR_INDICES,
     CSR_INDPTR,
-    CSR_VALUES,
     DENSE_FLOAT,
-    LABELS,
     absolute_url,
     missing_chunks,
     open_group,
@@ -32,17 +30,13 @@ from dswml.storage import (
     store_exists,
     write_names,
 )
-from dswml.stored import FORMAT, FORMAT_VERSION, CsrArray, Normalize, StoredDataset
+from dswml.stored import CsrArray, Normalize, StoredDataset
 
 __all__ = ["DatasetWriter"]
 
 _PROGRESS = "_progress"
 _DONE = f"{_PROGRESS}/done"
 _FRAGMENTS = f"{_PROGRESS}/fragments"
-
-#: Fill values that no data take, so that no chunk is ever left out as empty.
-_NO_INDEX = -1
-_NO_LABEL = 255
 
 
 @dataclass(frozen=True)
@@ -82,6 +76,7 @@ class DatasetWriter:
     x_dtype: str
     layout: Layout
     store_id: str
+    source: Mapping[str, Any] = field(default_factory=dict)
     storage_options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -184,7 +179,7 @@ class DatasetWriter:
         )
         group.create_group(_DONE)
         group.create_group(_FRAGMENTS)
-        _create_arrays(group, layout, dtype, n_rows, n_features, n_labels, sparse=nnz_x is not None)
+        create_arrays(group, layout, dtype, n_rows, n_features, n_labels, sparse=nnz_x is not None)
         if label_names is not None:
             write_names(group, "label_names", label_names)
         if feature_names is not None:
@@ -199,7 +194,7 @@ class DatasetWriter:
         """Take up a store whose writing was interrupted; `done` tells which pieces it has."""
         place = absolute_url(url)
         group = open_group(place, "r+", storage_options)
-        attrs = dict(group.attrs)
+        attrs: dict[str, Any] = dict(group.attrs)
         if attrs.get("format") != FORMAT or attrs.get("format_version") != FORMAT_VERSION:
             raise IncompleteStoreError(f"{place} cannot be resumed: it is not a data set of this version")
         if attrs.get("complete") is not False:
@@ -208,7 +203,7 @@ class DatasetWriter:
             raise IncompleteStoreError(
                 f"{place} was interrupted before its arrays existed and cannot be resumed: overwrite it"
             )
-        counts: dict[str, Any] = {name: attrs[name] for name in ("n_rows", "n_features", "n_labels", "nnz_y")}
+        counts = {name: attrs[name] for name in ("n_rows", "n_features", "n_labels", "nnz_y")}
         sparse = bool(attrs["sparse"])
         x = _array(group, "X/data" if sparse else "X")
         rows = _array(group, "X/indptr") if sparse else x
@@ -225,6 +220,7 @@ class DatasetWriter:
             x_dtype=str(x.dtype),
             layout=layout,
             store_id=str(attrs["store_id"]),
+            source=attrs["source"],
             storage_options=dict(storage_options or {}),
         )
 
@@ -353,7 +349,7 @@ class DatasetWriter:
             chunks=counts.shape,
             dtype=counts.dtype,
             compressors=CSR_INDPTR,
-            fill_value=_NO_INDEX,
+            fill_value=fill_value(counts.dtype),
             overwrite=True,
         )
         array[:] = counts
@@ -409,7 +405,7 @@ class DatasetWriter:
             chunks=values.shape,
             dtype=dtype,
             compressors=DENSE_FLOAT,
-            fill_value=np.array(_fill_value(dtype))[()],
+            fill_value=fill_value(dtype),
             overwrite=True,
         )
         fragment[...] = values
@@ -469,55 +465,3 @@ def _array(group: zarr.Group, name: str) -> zarr.Array[Any]:
 def _layout_of(array: zarr.Array[Any]) -> ArrayLayout:
     chunk = int(array.chunks[0])
     return ArrayLayout(int(array.shape[0]), chunk, int(array.shards[0]) if array.shards else chunk)
-
-
-def _fill_value(dtype: np.dtype[Any]) -> float | int:
-    if dtype.kind == "f":
-        return float("nan")
-    return _NO_LABEL if dtype == np.uint8 else _NO_INDEX
-
-
-def _create_arrays(
-    group: zarr.Group,
-    layout: Layout,
-    dtype: np.dtype[Any],
-    n_rows: int,
-    n_features: int,
-    n_labels: int,
-    *,
-    sparse: bool,
-) -> None:
-    def create(
-        name: str, cut: ArrayLayout, dtype: np.dtype[Any], codecs: Any, columns: tuple[int, ...] = ()
-    ) -> None:
-        group.create_array(
-            name,
-            shape=(cut.length, *columns),
-            chunks=(cut.chunk, *columns),
-            shards=None if cut.shard is None else (cut.shard, *columns),
-            dtype=dtype,
-            compressors=codecs,
-            fill_value=_fill_value(dtype),
-        )
-
-    def create_csr(
-        name: str, entries: ArrayLayout, dtype: np.dtype[Any], n_columns: int, codecs: Any
-    ) -> None:
-        group.create_group(
-            name,
-            attributes={
-                "encoding-type": "csr_matrix",
-                "encoding-version": "0.1.0",
-                "shape": [n_rows, n_columns],
-            },
-        )
-        create(f"{name}/data", entries, dtype, codecs)
-        create(f"{name}/indices", entries, index_dtype(n_columns), CSR_INDICES)
-        create(f"{name}/indptr", layout.indptr, np.dtype(np.int64), CSR_INDPTR)
-
-    if sparse:
-        create_csr("X", layout.x, dtype, n_features, CSR_VALUES)
-    else:
-        create("X", layout.x, dtype, DENSE_FLOAT, (n_features,))
-        group["X"].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
-    create_csr("Y", layout.y, np.dtype(np.uint8), n_labels, LABELS)

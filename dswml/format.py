@@ -1,0 +1,96 @@
+"""What a data set looks like on disk: its version, its attributes and its arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import zarr
+
+from dswml.errors import DataError, IncompleteStoreError
+from dswml.layout import ArrayLayout, Layout, index_dtype
+from dswml.storage import CSR_INDICES, CSR_INDPTR, CSR_VALUES, DENSE_FLOAT, LABELS
+
+__all__ = ["FORMAT", "FORMAT_VERSION", "check_attributes", "create_arrays", "fill_value"]
+
+FORMAT = "dswml-dataset"
+FORMAT_VERSION = 1
+
+
+def check_attributes(attrs: Mapping[str, Any], url: str) -> None:
+    """Refuse a group that is not a complete data set of a version this program knows."""
+    if attrs.get("complete") is False and attrs.get("format", FORMAT) == FORMAT:
+        raise IncompleteStoreError(
+            f"the store {url} is incomplete: its writing was interrupted; "
+            "run the same command again to resume it, or with --overwrite (overwrite=True) to start over"
+        )
+    if attrs.get("format") != FORMAT:
+        raise DataError(f"{url} is not a dswml data set (its format attribute is {attrs.get('format')!r})")
+    version = attrs.get("format_version")
+    if version != FORMAT_VERSION:
+        raise DataError(
+            f"{url} has data set format version {version!r}; this program reads version {FORMAT_VERSION}: "
+            "install a newer dswml"
+        )
+    required = ("n_rows", "n_features", "n_labels", "nnz_x", "nnz_y", "k_hat")
+    for name in required:
+        if not isinstance(attrs.get(name), int) or attrs[name] < 0:
+            raise DataError(f"attribute {name} of {url} is {attrs.get(name)!r} where a count must be")
+    if attrs.get("complete") is not True:
+        raise IncompleteStoreError(f"the store {url} is not marked complete: make it again")
+
+
+def fill_value(dtype: np.dtype[Any]) -> float | int:
+    """Return a value that no data take, so that Zarr leaves no chunk out as empty."""
+    if dtype.kind == "f":
+        return float("nan")
+    return 255 if dtype == np.uint8 else -1
+
+
+def create_arrays(
+    group: zarr.Group,
+    layout: Layout,
+    dtype: np.dtype[Any],
+    n_rows: int,
+    n_features: int,
+    n_labels: int,
+    *,
+    sparse: bool,
+) -> None:
+    """Create the empty arrays X and Y; sparse ones in AnnData's ``csr_matrix`` 0.1.0 encoding."""
+
+    def create(
+        name: str, cut: ArrayLayout, dtype: np.dtype[Any], codecs: Any, columns: tuple[int, ...] = ()
+    ) -> None:
+        group.create_array(
+            name,
+            shape=(cut.length, *columns),
+            chunks=(cut.chunk, *columns),
+            shards=None if cut.shard is None else (cut.shard, *columns),
+            dtype=dtype,
+            compressors=codecs,
+            fill_value=fill_value(dtype),
+        )
+
+    def create_csr(
+        name: str, entries: ArrayLayout, dtype: np.dtype[Any], n_columns: int, codecs: Any
+    ) -> None:
+        group.create_group(
+            name,
+            attributes={
+                "encoding-type": "csr_matrix",
+                "encoding-version": "0.1.0",
+                "shape": [n_rows, n_columns],
+            },
+        )
+        create(f"{name}/data", entries, dtype, codecs)
+        create(f"{name}/indices", entries, index_dtype(n_columns), CSR_INDICES)
+        create(f"{name}/indptr", layout.indptr, np.dtype(np.int64), CSR_INDPTR)
+
+    if sparse:
+        create_csr("X", layout.x, dtype, n_features, CSR_VALUES)
+    else:
+        create("X", layout.x, dtype, DENSE_FLOAT, (n_features,))
+        group["X"].attrs.update({"encoding-type": "array", "encoding-version": "0.2.0"})
+    create_csr("Y", layout.y, np.dtype(np.uint8), n_labels, LABELS)
