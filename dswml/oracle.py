@@ -36,7 +36,7 @@ class Answer:
         All singular values where ``exact``, else those of the block, which are lower bounds.
     objective : float
         F(W), from the same read.
-    inner : float
+    slope : float
         <W, grad F(W)>.
     """
 
@@ -44,12 +44,12 @@ class Answer:
     values: Array
     right: Array
     objective: float
-    inner: float
+    slope: float
     exact: bool
 
     def gap(self, radius: float) -> float:
         """Duality gap <W, G> + radius * sigma_1 (Eq. 37)."""
-        return max(self.inner + radius * float(self.values[0]), 0.0)
+        return max(self.slope + radius * float(self.values[0]), 0.0)
 
 
 def assembled(problem: Problem, mt: Array) -> Answer:
@@ -58,8 +58,7 @@ def assembled(problem: Problem, mt: Array) -> Answer:
     mt = _padded(mt, problem.rank)
     gradient = problem.gradient(mt, sums["gradient"])  # L x D
     left, values, right = _decompose(gradient)
-    inner = float(np.vdot(mt, gradient @ problem.basis))
-    return Answer(left, values, right, problem.objective(mt, float(sums["loss"])), inner, exact=True)
+    return Answer(left, values, right, *problem.value_and_slope(mt, sums), exact=True)
 
 
 def krylov(problem: Problem, mt: Array, start: Array, max_rounds: int) -> Answer:
@@ -71,12 +70,11 @@ def krylov(problem: Problem, mt: Array, start: Array, max_rounds: int) -> Answer
     block = np.linalg.qr(start)[0]
     lefts = np.zeros((problem.n_features, 0))
     images = np.zeros((problem.n_labels, 0))  # G^T lefts
-    objective, inner = 0.0, 0.0
     answer: Answer | None = None
     for _ in range(max_rounds):
         sums = problem.sweep(mt, right=block)
         mt = _padded(mt, problem.rank)
-        objective = problem.objective(mt, float(sums["loss"]))
+        value_and_slope = problem.value_and_slope(mt, sums)
         product = problem.gradient_times(mt, block, sums["right"])
         if answer is not None:
             residual = product[:, 0] - answer.values[0] * answer.left[:, 0]
@@ -95,16 +93,12 @@ def krylov(problem: Problem, mt: Array, start: Array, max_rounds: int) -> Answer
         lefts = np.hstack([lefts, product])
         images = np.hstack([images, problem.gradient_transpose_times(mt, product, sums["left"])])
         right, values, coordinates = np.linalg.svd(images, full_matrices=False)
-        answer = Answer(lefts @ coordinates.T, values, right, objective, inner, exact=False)
+        answer = Answer(lefts @ coordinates.T, values, right, *value_and_slope, exact=False)
         # The pair first, so that its residual is read off the next product; then what is new.
         block = np.linalg.qr(np.hstack([right[:, :1], images[:, -product.shape[1] :]]))[0]
         block[:, 0] = right[:, 0]
     assert answer is not None
-    if problem.rank:
-        sums = problem.sweep(mt, left=problem.basis)
-        image = problem.gradient_transpose_times(mt, problem.basis, sums["left"])
-        inner = float(np.vdot(mt, image))
-    return Answer(answer.left, answer.values, answer.right, objective, inner, exact=False)
+    return answer
 
 
 def warm_start(mt: Array, last: Array, width: int, rng: np.random.Generator) -> Array:

@@ -164,11 +164,12 @@ class Problem:
 
     # What follows from the sums without another read.
 
-    def objective(self, mt: Array, loss: float) -> float:
-        """F(U M) from the "loss" of a sweep."""
+    def value_and_slope(self, mt: Array, sums: Partial) -> tuple[float, float]:
+        """F(W) and <W, grad F(W)> from the "loss" and "slope" of a sweep."""
+        power = 0.0
         if self.loss == "square":
-            loss += self.p0 * float(np.vdot(mt @ self.gram(mt.shape[1]), mt))
-        return loss / self.n_rows
+            power = self.p0 * float(np.vdot(mt @ self.gram(mt.shape[1]), mt))
+        return (float(sums["loss"]) + power) / self.n_rows, self.scale * (float(sums["slope"]) + power)
 
     def gram(self, rank: int) -> Array:
         """U^T X^T X U over the first directions, symmetric to the last bit."""

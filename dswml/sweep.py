@@ -34,7 +34,8 @@ PIECE_ENTRIES = 2**21
 
 @dataclass(frozen=True)
 class Sweep:
-    """What every row block is asked for in one read.
+    """What every row block is asked for in one read, besides "loss" and "slope", which are F(W)
+    and <W, grad F(W)> but for a factor and, with the square loss, the term p0 ||XW||^2.
 
     Attributes
     ----------
@@ -84,7 +85,8 @@ def sweep_block(block: RowBlock, request: Sweep, *basis: Array) -> Partial:
     else:
         residual = _ExponentialResidual(labels, z, request.mt, request.p0)
 
-    out: Partial = {"loss": np.array(residual.loss())}
+    loss, slope = residual.sums()
+    out: Partial = {"loss": np.array(loss), "slope": np.array(slope)}
     if request.assemble:
         out["gradient"] = residual.assembled(reader.features)
     if request.right is not None:
@@ -210,10 +212,12 @@ class _SquareResidual:
             kernels.active_scores(self.labels.indptr, self.labels.indices, z, mt, scores)
         return scores
 
-    def loss(self) -> float:
-        """Sum of p1 (1 - s)^2 - p0 s^2 over active entries: N F without p0 ||XW||^2."""
+    def sums(self) -> tuple[float, float]:
+        """Sums of p1 (1 - s)^2 - p0 s^2 and of R s over active entries: N F and N <W, grad F> / 2
+        but for p0 ||XW||^2."""
         missing = 1 - self.scores
-        return float((1 - self.p0) * (missing @ missing) - self.p0 * (self.scores @ self.scores))
+        loss = (1 - self.p0) * (missing @ missing) - self.p0 * (self.scores @ self.scores)
+        return float(loss), float(self.values @ self.scores)
 
     def assembled(self, features: Features) -> Array:
         return features.transpose_times_labels(self.labels, self.values)
@@ -254,8 +258,14 @@ class _ExponentialResidual:
         scores: Array = self.z[rows, : mt.shape[1]].astype(np.float64) @ mt.T
         return scores
 
-    def loss(self) -> float:
-        return sum(float(np.sum(w * np.exp(-y * s))) for _, y, w, s in self._pieces())
+    def sums(self) -> tuple[float, float]:
+        """Sums of w exp(-y s) and of R s over all entries: N F and N <W, grad F>."""
+        loss = slope = 0.0
+        for _, y, w, s in self._pieces():
+            terms = w * np.exp(-y * s)
+            loss += float(np.sum(terms))
+            slope -= float(np.vdot(y * terms, s))
+        return loss, slope
 
     def assembled(self, features: Features) -> Array:
         out = np.zeros((self.labels.shape[1], features.n_features))

@@ -1,0 +1,342 @@
+"""Frank-Wolfe over the nuclear-norm ball: the paper's Algorithm 1 and its faster relatives.
+
+    W_0 = 0
+    repeat
+        (u, s, v) = top singular triple of -grad F(W_k)                   the linear oracle
+        stop when <W_k, grad F(W_k)> + radius * s <= tol * F(W_k)         Eq. 37, relative
+        W_{k+1} = step towards radius * u v^T                             the step rule
+
+The step rules are "open-loop" (2 / (k + 2), the paper's), "line-search" (the best step length)
+and "corrective" (the best matrix with its columns in the span of all directions found so far).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import oracle
+from .certificate import singular_value_bound
+from .corrective import Quadratic, plan_directions, solve
+from .oracle import Answer
+from .problem import Problem
+
+__all__ = ["Certificate", "Options", "Record", "Solution", "frank_wolfe"]
+
+Array = npt.NDArray[Any]
+
+#: Largest gradient (D x L entries) that is assembled, and largest smaller side that is decomposed.
+ASSEMBLED_ENTRIES = 4_000_000
+ASSEMBLED_SIDE = 2048
+#: Directions added per corrective iteration unless asked otherwise: at least and at most.
+MIN_BLOCK, MAX_BLOCK = 20, 80
+#: The small problem is solved to this share of the current gap.
+INNER_SHARE = 0.1
+#: Rounds of the matrix-free oracle, when a step rule wants the top pair itself.
+MAX_ROUNDS = 200
+
+
+@dataclass(frozen=True)
+class Record:
+    """One iteration: the state of W_k before the step from it."""
+
+    iteration: int
+    passes: int
+    objective: float
+    gap: float
+    relative_gap: float
+    certified: bool
+    rank: int
+    directions: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """How the gap is known: "assembled" is exact, "lanczos" holds with ``confidence``."""
+
+    method: str
+    gap: float
+    confidence: float
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to run; see `dswml.SparseWeightedClassifier` for the meaning of each."""
+
+    step: str = "corrective"
+    block_size: int | None = None
+    tol: float = 1e-3
+    max_iter: int = 1000
+    max_passes: int | None = None
+    time_limit: float | None = None
+    memory_limit: int = 2**31
+    seed: int = 0
+    assemble: bool | None = None
+
+
+@dataclass(frozen=True)
+class Solution:
+    """W = U M in compact singular form, U (D x r), M (r x L), and how it was reached."""
+
+    u: Array
+    m: Array
+    objective: float
+    gap: float
+    certificate: Certificate | None
+    status: str
+    iterations: int
+    passes: int
+    seconds: float
+    history: tuple[Record, ...]
+
+
+def frank_wolfe(
+    problem: Problem, options: Options, callbacks: Sequence[Callable[[Record], Any]] = ()
+) -> Solution:
+    """Run until the certified relative gap is at most ``options.tol``, or a limit is met.
+
+    A callback sees the `Record` of every iteration; one that returns True ends the run.
+    """
+    with ThreadPoolExecutor(max(problem.executor.n_slots, 1), thread_name_prefix="dswml-label") as pool:
+        return _Run(problem, options, callbacks, pool).run()
+
+
+class _Run:
+    def __init__(
+        self,
+        problem: Problem,
+        options: Options,
+        callbacks: Sequence[Callable[[Record], Any]],
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self.problem, self.options, self.callbacks, self.pool = problem, options, callbacks, pool
+        self.started = time.monotonic()
+        self.mt = np.zeros((problem.n_labels, 0))
+        self.iteration = 0
+        self.curvature = 1e-6
+        self.last_right = np.zeros((problem.n_labels, 0))
+        self.small_gradient = np.zeros((problem.n_labels, 0))
+        self.history: list[Record] = []
+        self.certificate: Certificate | None = None
+        self.certify_below = options.tol
+        entries = problem.n_features * problem.n_labels
+        side = min(problem.n_features, problem.n_labels)
+        small = entries <= ASSEMBLED_ENTRIES and side <= ASSEMBLED_SIDE
+        self.assemble = small if options.assemble is None else options.assemble
+        self.cap, place = plan_directions(
+            problem.n_rows, problem.n_features, problem.label_counts, options.memory_limit
+        )
+        if options.step == "corrective":
+            problem.keep_statistics(place)
+        # What the step and the next look at the gap will read, at least.
+        self.passes_ahead = 1 if self.assemble and options.step == "open-loop" else 2
+
+    def run(self) -> Solution:
+        while True:
+            answer = self.linear_oracle()
+            gap, certified = self.gap(answer)
+            relative = gap / answer.objective if answer.objective > 0 else 0.0
+            record = Record(
+                self.iteration,
+                self.problem.passes,
+                answer.objective,
+                gap,
+                relative,
+                certified,
+                _rank(self.mt),
+                self.problem.rank,
+                time.monotonic() - self.started,
+            )
+            self.history.append(record)
+            stopped = [callback(record) is True for callback in self.callbacks]
+            status = self.status(record, any(stopped))
+            if status is not None:
+                return self.solution(record, status)
+            self.mt = self.step(answer, gap)
+            self.iteration += 1
+
+    def status(self, record: Record, stopped: bool) -> str | None:
+        options = self.options
+        if record.certified and record.relative_gap <= options.tol:
+            return "OPTIMAL"
+        if stopped:
+            return "INTERRUPTED"
+        if record.iteration >= options.max_iter:
+            return "MAXITER"
+        if options.max_passes is not None and record.passes + self.passes_ahead > options.max_passes:
+            return "MAXPASSES"
+        if options.time_limit is not None and record.seconds >= options.time_limit:
+            return "TIMEOUT"
+        return None
+
+    # The linear oracle
+
+    def linear_oracle(self) -> Answer:
+        if self.assemble:
+            return oracle.assembled(self.problem, self.mt)
+        width = self.options.block_size or min(MIN_BLOCK + _rank(self.mt), MAX_BLOCK)
+        rng = np.random.default_rng([self.options.seed, self.iteration])
+        start = oracle.warm_start(self.mt, self.last_right, max(width, 2), rng)
+        if self.options.step == "corrective":
+            answer = self.one_round(start)
+        else:
+            answer = oracle.krylov(self.problem, self.mt, start, MAX_ROUNDS)
+        self.last_right = answer.right[:, :width]
+        return answer
+
+    def one_round(self, start: Array) -> Answer:
+        """One round of power iteration whose left vectors join the basis: two reads.
+
+        ``U^T grad F`` is known from the small problem, so the answer is the best that the whole
+        basis contains, new directions included.
+        """
+        problem = self.problem
+        self.make_room(start.shape[1])
+        sums = problem.sweep(self.mt, right=start)
+        value_and_slope = problem.value_and_slope(self.mt, sums)
+        problem.append(problem.gradient_times(self.mt, start, sums["right"]))
+        fresh = problem.basis[:, self.mt.shape[1] :]
+        if fresh.shape[1]:
+            image = problem.gradient_transpose_times(self.mt, fresh, problem.sweep(self.mt)["residual"])
+            self.mt = np.pad(self.mt, ((0, 0), (0, fresh.shape[1])))
+            self.small_gradient = np.hstack([self.small_gradient, image])
+        squares, coordinates = np.linalg.eigh(self.small_gradient.T @ self.small_gradient)
+        values = np.sqrt(np.maximum(squares[::-1], 0))
+        coordinates = coordinates[:, ::-1][:, : start.shape[1]]
+        right = self.small_gradient @ coordinates / np.maximum(values[: coordinates.shape[1]], 1e-300)
+        return Answer(problem.basis @ coordinates, values, right, *value_and_slope, exact=False)
+
+    def gap(self, answer: Answer) -> tuple[float, bool]:
+        """The gap, and whether it is certified; the costly certificate waits until it can succeed."""
+        estimate = answer.gap(self.problem.radius)
+        if answer.exact:
+            self.certificate = Certificate("assembled", estimate, 1.0)
+            return estimate, True
+        self.certificate = None
+        if estimate > self.certify_below * answer.objective:
+            return estimate, False
+        problem, mt = self.problem, self.mt
+
+        def times(right: Array) -> Array:
+            return problem.gradient_times(mt, right, problem.sweep(mt, right=right)["right"])
+
+        def transpose_times(left: Array) -> Array:
+            sums = problem.sweep(mt, left=np.ascontiguousarray(left))
+            return problem.gradient_transpose_times(mt, left, sums["left"])
+
+        rng = np.random.default_rng([self.options.seed, self.iteration, 1])
+        vectors, weights, _ = np.linalg.svd(mt, full_matrices=False) if mt.size else (mt, np.zeros(0), mt)
+        range_of_w = vectors[:, weights > 1e-9 * max(weights.max(initial=0.0), 1e-300)]
+        block = np.hstack([answer.right[:, : range_of_w.shape[1] + MIN_BLOCK], range_of_w])
+        bound = singular_value_bound(times, transpose_times, block, rng)
+        gap = max(answer.slope + problem.radius * bound.sigma, 0.0)
+        self.last_right = bound.block
+        self.certificate = Certificate("lanczos", gap, bound.confidence)
+        if gap > self.options.tol * answer.objective:
+            self.certify_below = estimate / answer.objective / 2  # not again until it has halved
+        return gap, True
+
+    # The step rules
+
+    def step(self, answer: Answer, gap: float) -> Array:
+        if self.options.step == "corrective":
+            return self.corrective(answer, gap)
+        problem, radius = self.problem, self.problem.radius
+        self.make_room(1)
+        atom_left, atom_right = -answer.left[:, 0], answer.right[:, 0]
+        problem.append(atom_left[:, None])
+        mt = np.pad(self.mt, ((0, 0), (0, problem.rank - self.mt.shape[1])))
+        vertex = radius * np.outer(atom_right, problem.basis.T @ atom_left)
+        if self.options.step == "open-loop":
+            length = 2 / (self.iteration + 2)
+        else:
+            length = self.line_search(mt, vertex - mt, answer)
+        return (1 - length) * mt + length * vertex
+
+    def line_search(self, mt: Array, direction: Array, answer: Answer) -> float:
+        problem = self.problem
+        if problem.loss == "square":
+            sums = problem.sweep(mt, direction=direction)
+            power = problem.p0 * float(np.vdot(direction @ problem.gram(mt.shape[1]), direction))
+            curvature = (power + (1 - 2 * problem.p0) * float(sums["curvature"])) / problem.n_rows
+            slope = answer.slope + problem.radius * float(answer.values[0])
+            return float(np.clip(slope / (2 * curvature), 0, 1)) if curvature > 0 else 1.0
+        low, high = 0.0, 1.0
+        for _ in range(3):  # F is convex along the segment: the best of a grid brackets the minimum
+            alphas = np.linspace(low, high, 17)
+            curve = problem.sweep(mt, direction=direction, alphas=tuple(alphas))["curve"]
+            best = int(np.argmin(curve))
+            low, high = alphas[max(best - 1, 0)], alphas[min(best + 1, 16)]
+        return float(alphas[best])
+
+    def corrective(self, answer: Answer, gap: float) -> Array:
+        problem = self.problem
+        if self.assemble:
+            multiplier = -answer.slope / problem.radius
+            violating = int(np.count_nonzero(answer.values > multiplier))
+            width = min(max(violating if self.iteration else 0, MIN_BLOCK), MAX_BLOCK)
+            width = min(self.options.block_size or width, answer.left.shape[1])
+            self.make_room(width)
+            if problem.append(-answer.left[:, :width]):
+                problem.sweep(self.mt)
+                self.mt = np.pad(self.mt, ((0, 0), (0, problem.rank - self.mt.shape[1])))
+        assert problem.statistics is not None
+        corrected = solve(
+            Quadratic(problem.statistics, problem.n_rows, problem.p0, self.pool),
+            self.mt,
+            problem.radius,
+            max(INNER_SHARE * gap, 1e-14 * answer.objective),
+            curvature=self.curvature,
+        )
+        self.curvature = corrected.curvature
+        self.small_gradient = corrected.gradient
+        return corrected.mt
+
+    def make_room(self, width: int) -> None:
+        """Forget directions when the cap is met: those without weight in W first, oldest first."""
+        problem = self.problem
+        if problem.rank + width <= max(self.cap, width) or problem.rank <= width:
+            return
+        _, values, rotation = np.linalg.svd(self.mt, full_matrices=False)
+        keep = max(self.cap - width, 1)
+        used = min(int(np.count_nonzero(values > 1e-12 * max(values[0], 1e-300))), keep)
+        if self.options.step != "corrective":
+            keep = used
+        recent = np.eye(problem.rank)[:, ::-1]
+        rotation = np.linalg.qr(np.hstack([rotation[:used].T, recent]))[0][:, :keep]
+        problem.rotate(rotation)
+        self.mt = self.mt @ rotation
+        self.small_gradient = self.small_gradient @ rotation if self.small_gradient.size else self.mt * 0
+
+    def solution(self, record: Record, status: str) -> Solution:
+        right, values, left = np.linalg.svd(self.mt, full_matrices=False)
+        rank = _rank(self.mt)
+        u = self.problem.basis[:, : self.mt.shape[1]] @ left[:rank].T
+        m = values[:rank, None] * right[:, :rank].T
+        return Solution(
+            u=u,
+            m=m,
+            objective=record.objective,
+            gap=record.gap,
+            certificate=self.certificate,
+            status=status,
+            iterations=self.iteration,
+            passes=self.problem.passes,
+            seconds=time.monotonic() - self.started,
+            history=tuple(self.history),
+        )
+
+
+def _rank(mt: Array) -> int:
+    """Numerical rank of W."""
+    if not mt.size:
+        return 0
+    values = np.linalg.svd(mt, compute_uv=False)
+    return int(np.count_nonzero(values > 1e-9 * max(values[0], 1e-300)))
