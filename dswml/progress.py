@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TextIO
+from typing import Any, TextIO
 
-__all__ = ["LINE_SECONDS", "OnProgress", "format_seconds", "show_progress"]
+from dswml.executor import Executor, Shared
+
+__all__ = ["LINE_SECONDS", "OnProgress", "format_seconds", "reporting", "show_progress"]
 
 #: ``on_progress(phase, done, total)``: what every long function of the package reports.
 OnProgress = Callable[[str, int, int], None]
@@ -87,6 +90,70 @@ def _bars(stream: TextIO) -> Iterator[OnProgress]:
             progress.update(tasks[phase], completed=done, total=total)
 
         yield report
+
+
+class _Reporting(Executor):
+    """An executor that tells of every item it has done."""
+
+    def __init__(self, executor: Executor, phase: str, on_progress: OnProgress) -> None:
+        self._executor = executor
+        self._phase = phase
+        self._on_progress = on_progress
+        self.n_slots = executor.n_slots
+
+    def map(self, function: Any, items: Sequence[Any], payload: Any = None, *, on_result: Any = None) -> Any:
+        finished = itertools.count(1)
+
+        def report(index: int, result: Any) -> None:
+            self._on_progress(self._phase, next(finished), len(items))
+            if on_result is not None:
+                on_result(index, result)
+
+        self._on_progress(self._phase, 0, len(items))
+        return self._executor.map(function, items, payload, on_result=report)
+
+    def reduce(
+        self,
+        function: Any,
+        combine: Any,
+        items: Sequence[Any],
+        payload: Any = None,
+        shared: Sequence[Shared] = (),
+        *,
+        on_result: Any = None,
+    ) -> Any:
+        def report(done: int) -> None:
+            self._on_progress(self._phase, done, len(items))
+            if on_result is not None:
+                on_result(done)
+
+        self._on_progress(self._phase, 0, len(items))
+        return self._executor.reduce(function, combine, items, payload, shared, on_result=report)
+
+    def memory_per_slot(self) -> int:
+        return self._executor.memory_per_slot()
+
+    def forget(self, keys: Iterable[str]) -> None:
+        self._executor.forget(keys)
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+def reporting(executor: Executor, phase: str, on_progress: OnProgress | None) -> Executor:
+    """Return the executor, telling ``on_progress`` of every item that it has done.
+
+    Examples
+    --------
+    >>> from dswml.executor import InProcessExecutor
+    >>> with InProcessExecutor(1) as executor:
+    ...     reporting(executor, "adding", lambda *report: print(*report)).map(lambda i, _: i + 1, [1, 2])
+    adding 0 2
+    adding 1 2
+    adding 2 2
+    [2, 3]
+    """
+    return executor if on_progress is None else _Reporting(executor, phase, on_progress)
 
 
 @contextmanager

@@ -1,0 +1,137 @@
+"""The command line: verbs that are loaded when they are used, errors as one sentence and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import click
+
+from dswml.errors import DswmlError, UsageError
+
+__all__ = ["cli", "main", "verb_options"]
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: Verb -> "module:command". Modules are imported when the verb is used, so that the others start at once.
+VERBS = {
+    "info": "dswml.cli_info:info",
+    "synth": "dswml.cli_data:synth",
+    "validate": "dswml.cli_data:validate",
+}
+
+_DEBUG = "dswml.debug"
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, DswmlError):
+        return str(error)
+    return f"{type(error).__name__}: {error} (run again with --debug to see where)"
+
+
+@contextmanager
+def _warnings_as_lines() -> Iterator[None]:
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        click.echo(f"Warning: {message}", err=True)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("default", UserWarning)
+        warnings.showwarning = show
+        yield
+
+
+class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module, _, attribute = VERBS[cmd_name].partition(":")
+        command: click.Command = getattr(importlib.import_module(module), attribute)
+        return command
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            with _warnings_as_lines():
+                return super().invoke(ctx)
+        except (click.exceptions.Exit, click.ClickException, click.Abort):
+            raise
+        except Exception as error:
+            if ctx.meta.get(_DEBUG):
+                click.echo(traceback.format_exc(), err=True, nl=False)
+            click.echo(f"Error: {_sentence(error)}", err=True)
+            ctx.exit(error.exit_code if isinstance(error, DswmlError) else 1)
+
+
+def _remember_debug(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    if value:
+        ctx.meta[_DEBUG] = True
+
+
+_debug_option = click.option(
+    "--debug",
+    is_flag=True,
+    expose_value=False,
+    callback=_remember_debug,
+    help="Show the traceback of an error.",
+)
+
+
+def _storage_options(
+    ctx: click.Context, parameter: click.Parameter, pairs: tuple[str, ...]
+) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not key or not equals:
+            raise UsageError(f"the storage option {pair!r} is not of the form KEY=VALUE")
+        try:
+            options[key] = json.loads(value)
+        except ValueError:
+            options[key] = value
+    return options
+
+
+def verb_options(verb: F) -> F:
+    """Give a click command ``storage_options``, ``as_json``, ``quiet`` and --debug: what every verb has."""
+    options = [
+        click.option(
+            "-o",
+            "--storage-option",
+            "storage_options",
+            metavar="KEY=VALUE",
+            multiple=True,
+            callback=_storage_options,
+            help="Option of the file system (fsspec), such as endpoint_url=...; JSON or text. Repeatable.",
+        ),
+        click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
+        click.option("-q", "--quiet", is_flag=True, help="Show no progress."),
+        _debug_option,
+    ]
+    for option in reversed(options):
+        verb = option(verb)
+    return verb
+
+
+@click.group(
+    name="dswml",
+    cls=_Verbs,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 2 usage, 3 bad data, 4 cluster unreachable or lost, "
+    "5 stopped early with a checkpoint, 1 anything else.",
+)
+@click.version_option(package_name="dswml", message="%(prog)s %(version)s")
+@_debug_option
+def cli() -> None:
+    """Multi-label classification on data sets larger than memory, on one machine or a Dask cluster."""
+
+
+def main() -> None:
+    """Run the command line and leave with its exit code."""
+    cli(prog_name="dswml")

@@ -1,0 +1,148 @@
+"""The verbs that make and check data sets: ``synth``, ``validate``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from dswml.cli import verb_options
+from dswml.cli_info import dataset_lines, describe_dataset
+from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
+from dswml.progress import OnProgress, reporting, show_progress
+
+if TYPE_CHECKING:
+    from dswml.dataset import Dataset
+    from dswml.executor import Executor
+
+__all__ = ["synth", "validate"]
+
+
+@contextmanager
+def _long_work(cluster: ClusterOptions, silent: bool) -> Iterator[tuple[Executor, OnProgress | None]]:
+    """Yield who does the work and whom to tell about it."""
+
+    def announce(line: str) -> None:
+        if not silent:
+            click.echo(line, err=True)
+
+    with (
+        executor_from_options(cluster, announce=announce) as executor,
+        show_progress(quiet=silent) as on_progress,
+    ):
+        yield executor, on_progress
+
+
+def _show(data: Dataset, as_json: bool) -> None:
+    found = describe_dataset(data)
+    click.echo(json.dumps(found) if as_json else "\n".join(dataset_lines(found)))
+
+
+@click.command()
+@click.argument("dest")
+@click.option("--rows", type=click.IntRange(min=1), required=True, help="N.")
+@click.option("--features", type=click.IntRange(min=1), required=True, help="D.")
+@click.option("--labels", type=click.IntRange(min=1), required=True, help="L.")
+@click.option(
+    "--sparsity",
+    type=click.IntRange(min=1),
+    required=True,
+    help="paper: K, rows have K/2 to K labels; extreme: mean number of labels of a row.",
+)
+@click.option("--seed", type=click.IntRange(min=0, max=2**64 - 1), default=0, show_default=True)
+@click.option(
+    "--kind",
+    type=click.Choice(["paper", "extreme"]),
+    default="paper",
+    show_default=True,
+    help="The paper's A.5 (dense), or sparse with Zipf features and a planted low-rank map.",
+)
+@click.option(
+    "--features-per-row",
+    type=click.IntRange(min=1),
+    default=76,
+    show_default=True,
+    help="Mean number of features of a row; extreme only.",
+)
+@click.option("--normalize", type=click.Choice(["l2"]), help="Rows of unit norm; extreme only.")
+@click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True)
+@click.option("--chunk-rows", type=click.IntRange(min=1), help="Rows in a chunk; by size without it.")
+@click.option("--overwrite", is_flag=True, help="Replace the store that is there.")
+@cluster_options
+@verb_options
+def synth(
+    dest: str,
+    rows: int,
+    features: int,
+    labels: int,
+    sparsity: int,
+    seed: int,
+    kind: Literal["paper", "extreme"],
+    features_per_row: int,
+    normalize: Literal["l2"] | None,
+    dtype: str,
+    chunk_rows: int | None,
+    overwrite: bool,
+    cluster: ClusterOptions,
+    storage_options: dict[str, Any],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Generate a synthetic data set.
+
+    DEST is a path or URL. The same options and seed give the same data whatever the chunks, the workers or the cluster.
+    A run that was interrupted goes on where it stopped when the same command is given again.
+    """
+    with _long_work(cluster, quiet or as_json) as (executor, on_progress):
+        from dswml.synth import synthesize
+
+        data = synthesize(
+            dest,
+            rows=rows,
+            features=features,
+            labels=labels,
+            sparsity=sparsity,
+            seed=seed,
+            kind=kind,
+            features_per_row=features_per_row,
+            normalize=normalize,
+            dtype=dtype,
+            chunk_rows=chunk_rows,
+            executor=executor,
+            overwrite=overwrite,
+            storage_options=storage_options,
+            on_progress=on_progress,
+        )
+    _show(data, as_json)
+
+
+@click.command()
+@click.argument("store")
+@cluster_options
+@verb_options
+def validate(
+    store: str, cluster: ClusterOptions, storage_options: dict[str, Any], as_json: bool, quiet: bool
+) -> None:
+    """Read all of a data set and check it.
+
+    STORE is a path or URL. Checked are every chunk, every number, and what is recorded about them.
+    """
+    from dswml.dataset import open_dataset
+
+    data = open_dataset(store, storage_options=storage_options)
+    with _long_work(cluster, quiet or as_json) as (executor, on_progress):
+        from dswml.validation import validate as check
+
+        report = check(data, reporting(executor, "checking", on_progress))
+    if as_json:
+        click.echo(json.dumps({"url": data.url, "valid": True, **asdict(report)}))
+        return
+    click.echo(
+        f"{data.url} is valid: {report.n_rows:,} rows, {report.rows_without_label:,} of them without a label "
+        f"and {report.rows_without_feature:,} without a feature; {report.n_labels:,} labels, "
+        f"{report.labels_without_positive:,} of them without a row"
+    )

@@ -1,0 +1,129 @@
+"""The verb ``info``: what is in a store, for people and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dswml.cli import verb_options
+
+if TYPE_CHECKING:
+    from dswml.dataset import Dataset
+
+__all__ = ["dataset_lines", "describe_dataset", "info"]
+
+Description = dict[str, Any]
+
+
+def weight_note(k_hat: int, n_labels: int) -> str | None:
+    """Say where the paper's weights (p0 = 2 K_hat / L) are of no use.
+
+    Examples
+    --------
+    >>> weight_note(25, 983)
+    >>> weight_note(3, 6)
+    'p0 >= 1 because 2 K_hat >= L: no sparsity weights exist; train with uniform weights or a number for p0'
+    """
+    if 2 * k_hat >= n_labels:
+        return (
+            "p0 >= 1 because 2 K_hat >= L: no sparsity weights exist; "
+            "train with uniform weights or a number for p0"
+        )
+    if 4 * k_hat >= n_labels:
+        return "p0 >= 1/2 because 4 K_hat >= L: sparsity weights favour zeros here"
+    return None
+
+
+def describe_dataset(data: Dataset) -> Description:
+    """Return everything that is known of a data set without reading its rows."""
+    import numpy as np
+
+    counts = data.label_counts
+    return {
+        "kind": "dataset",
+        "url": data.url,
+        "n_rows": data.n_rows,
+        "n_features": data.n_features,
+        "n_labels": data.n_labels,
+        "nnz_x": data.nnz_x,
+        "nnz_y": data.nnz_y,
+        "k_hat": data.k_hat,
+        "p0": data.p0,
+        "p0_note": weight_note(data.k_hat, data.n_labels),
+        "x_sparse": data.is_sparse,
+        "x_dtype": str(data.x_dtype),
+        "x_density": data.nnz_x / (data.n_rows * data.n_features),
+        "y_density": data.nnz_y / (data.n_rows * data.n_labels),
+        "labels_per_row": data.nnz_y / data.n_rows,
+        "rows_per_label": {
+            "min": int(counts.min()),
+            "median": float(np.median(counts)),
+            "mean": float(counts.mean()),
+            "max": int(counts.max()),
+            "labels_without_row": int((counts == 0).sum()),
+        },
+        "label_names": data.label_names is not None,
+        "feature_names": data.feature_names is not None,
+        "normalize": data.normalize,
+        "row_blocks": len(data.blocks),
+        "arrays": getattr(data, "layout", {}),
+        "format_version": data.attrs.get("format_version"),
+        "created_with": data.attrs.get("created_with"),
+        "source": data.attrs.get("source"),
+    }
+
+
+def dataset_lines(found: Mapping[str, Any]) -> list[str]:
+    """Write a description of `describe_dataset` for people."""
+    kind = "sparse" if found["x_sparse"] else "dense"
+    rows = found["rows_per_label"]
+    normalized = "as given" if found["normalize"] is None else f"scaled to unit {found['normalize']} norm"
+    lines = [
+        f"{found['url']}: data set",
+        f"  rows        {found['n_rows']:,}, in {found['row_blocks']} row blocks, {normalized}",
+        f"  features    {found['n_features']:,}, {kind} {found['x_dtype']}, {found['nnz_x']:,} entries "
+        f"({100 * found['x_density']:.3g} %, {found['nnz_x'] / found['n_rows']:.4g} a row)",
+        f"  labels      {found['n_labels']:,}, {found['nnz_y']:,} ones "
+        f"({100 * found['y_density']:.3g} %, {found['labels_per_row']:.4g} a row)",
+        f"  K_hat       {found['k_hat']} labels on a row at most",
+        f"  p0          {found['p0']:.4g} = 2 K_hat / L",
+        f"  label rows  min {rows['min']:,}, median {rows['median']:,g}, mean {rows['mean']:,.4g}, "
+        f"max {rows['max']:,}; {rows['labels_without_row']:,} labels without a row",
+    ]
+    if found["p0_note"]:
+        lines.insert(6, f"              note: {found['p0_note']}")
+    for name, array in found["arrays"].items():
+        shards = f" in shards of {array['shards']}" if array["shards"] else ""
+        lines.append(
+            f"  array       {name}: {array['dtype']} {array['shape']} in chunks of {array['chunks']}{shards}"
+        )
+    return lines
+
+
+def _dataset(store: str, options: Mapping[str, Any]) -> tuple[Description, Callable[[], list[str]]]:
+    from dswml.dataset import open_dataset
+
+    found = describe_dataset(open_dataset(store, storage_options=options))
+    return found, lambda: dataset_lines(found)
+
+
+#: What the root attribute ``format`` of a store says it is -> its description, and the same for people.
+_KINDS = {"dswml-dataset": _dataset}
+
+
+@click.command()
+@click.argument("store")
+@verb_options
+def info(store: str, as_json: bool, quiet: bool, storage_options: dict[str, Any]) -> None:
+    """Tell what is in a store.
+
+    STORE is a path or URL. Shown are shape, chunks, sparsity, K_hat, p0 and label frequencies.
+    """
+    from dswml.storage import open_group
+
+    describe = _KINDS.get(str(open_group(store, "r", storage_options).attrs.get("format")), _dataset)
+    found, lines = describe(store, storage_options)
+    click.echo(json.dumps(found) if as_json else "\n".join(lines()))
