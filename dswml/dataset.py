@@ -138,7 +138,7 @@ def _create(
     if data.n_labels == 0:
         raise UsageError("a data set needs labels: Y is not given")
     resumable = not overwrite and _is_incomplete(url, storage_options)
-    facts = check_dataset(data, executor, with_digest=True)
+    facts = check_dataset(data, executor)
     warn_unused_labels(facts.label_counts, "Y")
     source = {"kind": "arrays", "normalize": normalize, "digest": facts.digest}
     if resumable:

@@ -183,7 +183,7 @@ class ArrayDataset(Dataset):
 
     def check(self, executor: Executor | None = None) -> ArrayDataset:
         if self._facts is None:
-            self._facts = check_dataset(self, executor, with_digest=True)
+            self._facts = check_dataset(self, executor)
             warn_unused_labels(self._facts.label_counts, "Y")
         return self
 

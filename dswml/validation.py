@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 from dswml.blocks import RowBlock
 from dswml.errors import DataError
 from dswml.executor import Executor, InProcessExecutor
+from dswml.scans import DECREASING, OUTSIDE, REPEATED, bits_of, scan_entries, scan_rows, scan_structure
 from dswml.stored import CsrArray, Dataset
 
 __all__ = ["BlockFacts", "ValidationReport", "binary_rows", "check_block", "check_dataset", "validate"]
@@ -33,8 +33,8 @@ class BlockFacts:
         Rows that carry each label.
     rows_without_label, rows_without_feature : int
         Rows of zeros in Y and in X.
-    digests : tuple of bytes
-        Digest of the content of each block, where asked for.
+    content_x, content_y : int
+        Hashes of the content that do not depend on the cut into blocks.
     """
 
     nnz_x: tuple[int, ...]
@@ -43,12 +43,13 @@ class BlockFacts:
     label_counts: NDArray[np.int64]
     rows_without_label: int
     rows_without_feature: int
-    digests: tuple[bytes, ...] = ()
+    content_x: int
+    content_y: int
 
     @property
     def digest(self) -> str:
-        """One digest of all blocks."""
-        return hashlib.sha256(b"".join(self.digests)).hexdigest()
+        """Hash of all content, in hexadecimal."""
+        return f"{self.content_x:016x}{self.content_y:016x}"
 
 
 def _combine(parts: list[BlockFacts]) -> BlockFacts:
@@ -59,7 +60,8 @@ def _combine(parts: list[BlockFacts]) -> BlockFacts:
         label_counts=np.sum([part.label_counts for part in parts], axis=0, dtype=np.int64),
         rows_without_label=sum(part.rows_without_label for part in parts),
         rows_without_feature=sum(part.rows_without_feature for part in parts),
-        digests=tuple(digest for part in parts for digest in part.digests),
+        content_x=sum(part.content_x for part in parts) % 2**64,
+        content_y=sum(part.content_y for part in parts) % 2**64,
     )
 
 
@@ -139,32 +141,44 @@ def check_block(
         raise DataError(
             f"X has {x.shape[0]} rows and Y has {y.shape[0]} rows in {place}: they must have the same number"
         )
-    if isinstance(x, np.ndarray):
-        finite = np.isfinite(x)
-        if not finite.all():
-            row, column = (int(i) for i in np.argwhere(~finite)[0])
-            found = f"row {first_row + row}, column {column} of X in {place} is {x[row, column]}"
-            raise DataError(f"{found}: every feature must be a finite number")
-        nnz_x, featureless = x.size, int(np.count_nonzero(~x.any(axis=1)))
-    else:
-        _check_structure(x, "X", first_row, place)
-        wrong = np.flatnonzero(~np.isfinite(x.data))
-        if wrong.size:
-            found = _entry(x, int(wrong[0]), "X", first_row, place)
-            raise DataError(f"{found}: every feature must be a finite number")
-        nnz_x, featureless = int(x.nnz), _rows_of_zeros(x)
+    nnz_x, featureless, content_x = _scan_features(x, first_row, place)
     _check_structure(y, "Y", first_row, place)
     wrong = np.flatnonzero(y.data != 1)
     if wrong.size:
-        raise DataError(f"{_entry(y, int(wrong[0]), 'Y', first_row, place)}: every stored label must be 1")
+        found = _entry(y, int(wrong[0]), "Y", first_row, place)
+        raise DataError(f"{found}: every stored label must be 1")
+    _, labelless, content_y = scan_entries(
+        y.indptr, y.indices, y.data, y.shape[1], first_row, *bits_of(y.data)[1:]
+    )
     return BlockFacts(
         nnz_x=(nnz_x,),
         nnz_y=(int(y.nnz),),
         k_hat=int(np.diff(y.indptr).max(initial=0)),
         label_counts=np.bincount(y.indices, minlength=y.shape[1]).astype(np.int64),
-        rows_without_label=_rows_of_zeros(y),
+        rows_without_label=labelless,
         rows_without_feature=featureless,
+        content_x=content_x,
+        content_y=int(content_y),
     )
+
+
+def _scan_features(x: NDArray[Any] | CsrArray, first_row: int, place: str) -> tuple[int, int, int]:
+    """Return entries, rows of zeros and content of rows of X, which must be finite."""
+    if isinstance(x, np.ndarray):
+        row, column, featureless, content = scan_rows(
+            np.ascontiguousarray(bits_of(x)[0]), first_row, *bits_of(x)[1:]
+        )
+        nnz, wrong = x.size, row >= 0
+        found = f"row {first_row + row}, column {column} of X in {place} is {x[row, column]}"
+    else:
+        _check_structure(x, "X", first_row, place)
+        bits, *masks = bits_of(x.data)
+        entry, featureless, content = scan_entries(x.indptr, x.indices, bits, x.shape[1], first_row, *masks)
+        nnz, wrong = int(x.nnz), entry >= 0
+        found = _entry(x, entry, "X", first_row, place) if wrong else ""
+    if wrong:
+        raise DataError(f"{found}: every feature must be a finite number")
+    return nnz, int(featureless), int(content)
 
 
 def _entry(matrix: CsrArray, entry: int, name: str, first_row: int, place: str) -> str:
@@ -173,73 +187,41 @@ def _entry(matrix: CsrArray, entry: int, name: str, first_row: int, place: str) 
     return f"row {row}, column {matrix.indices[entry]} of {name} in {place} is {value}"
 
 
-def _rows_of_zeros(matrix: CsrArray) -> int:
-    nonzero = np.concatenate([[0], np.cumsum(matrix.data != 0)])[matrix.indptr]
-    return int(np.count_nonzero(np.diff(nonzero) == 0))
-
-
 def _check_structure(matrix: CsrArray, name: str, first_row: int, place: str) -> None:
     """Check row starts and column indices, so that no kernel reads beyond its arrays."""
     indptr, indices = matrix.indptr, matrix.indices
-    n_rows, n_columns = matrix.shape
-    lengths = np.diff(indptr)
-    if lengths.size and lengths.min() < 0:
-        row = int(np.argmax(lengths < 0))
-        raise DataError(
-            f"the row starts (indptr) of {name} in {place} decrease after row {first_row + row}: "
-            f"{indptr[row]}, {indptr[row + 1]}"
-        )
+    n_columns = matrix.shape[1]
     if indptr[0] != 0 or indptr[-1] != len(indices) or len(indices) != len(matrix.data):
         raise DataError(
             f"the row starts (indptr) of {name} in {place} run from {indptr[0]} to {indptr[-1]} over "
             f"{len(indices)} indices and {len(matrix.data)} values at row {first_row}"
         )
-    if not indices.size:
-        return
-    row_of = np.repeat(np.arange(n_rows, dtype=np.int64), lengths)
-    if indices.min() < 0 or indices.max() >= n_columns:
-        entry = int(np.argmax((indices < 0) | (indices >= n_columns)))
+    fault, row, found = scan_structure(indptr, indices, n_columns)
+    if fault == DECREASING:
         raise DataError(
-            f"row {first_row + int(row_of[entry])} of {name} in {place} has column index {indices[entry]}, "
+            f"the row starts (indptr) of {name} in {place} decrease at row {first_row + row}: "
+            "they must never decrease"
+        )
+    if fault == OUTSIDE:
+        raise DataError(
+            f"row {first_row + row} of {name} in {place} has column index {indices[found]}, "
             f"outside [0, {n_columns})"
         )
-    position = row_of * n_columns + indices
-    steps = np.diff(position)
-    if steps.size and steps.min() <= 0:
-        position.sort()
-        repeated = np.flatnonzero(np.diff(position) == 0)
-        if repeated.size:
-            row, column = divmod(int(position[repeated[0]]), n_columns)
-            raise DataError(
-                f"row {first_row + row} of {name} in {place} has column index {column} more than once"
-            )
+    if fault == REPEATED:
+        raise DataError(f"row {first_row + row} of {name} in {place} has column index {found} more than once")
 
 
-def _digest(x: NDArray[Any] | CsrArray, y: CsrArray) -> bytes:
-    digest = hashlib.sha256()
-    parts = [y.indptr, y.indices]
-    parts += [x] if isinstance(x, np.ndarray) else [x.indptr, x.indices, x.data]
-    for part in parts:
-        same = part.astype(np.int64) if part.dtype.kind == "i" else part
-        digest.update(np.ascontiguousarray(same).data)
-    return digest.digest()
-
-
-def _check_task(block: RowBlock, payload: tuple[Dataset, bool]) -> BlockFacts:
-    dataset, with_digest = payload
+def _check_task(block: RowBlock, dataset: Dataset) -> BlockFacts:
     x, y = dataset.read_x(block.start, block.stop), dataset.read_y(block.start, block.stop)
-    facts = check_block(x, y, first_row=block.start, place=dataset.url or "memory")
-    return replace(facts, digests=(_digest(x, y),)) if with_digest else facts
+    return check_block(x, y, first_row=block.start, place=dataset.url or "memory")
 
 
-def check_dataset(
-    dataset: Dataset, executor: Executor | None = None, *, with_digest: bool = False
-) -> BlockFacts:
+def check_dataset(dataset: Dataset, executor: Executor | None = None) -> BlockFacts:
     """Check every row block, in parallel, and return what was counted in all."""
     if executor is None:
         with InProcessExecutor() as local:
-            return check_dataset(dataset, local, with_digest=with_digest)
-    return executor.reduce(_check_task, _combine, dataset.blocks, (dataset, with_digest))
+            return check_dataset(dataset, local)
+    return executor.reduce(_check_task, _combine, dataset.blocks, dataset)
 
 
 @dataclass(frozen=True)
