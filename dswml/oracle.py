@@ -108,12 +108,15 @@ def warm_start(mt: Array, last: Array, width: int, rng: np.random.Generator) -> 
     space is W's own; without W's vectors the block stalls and underestimates it.
     """
     n_labels = mt.shape[0]
-    fresh = rng.standard_normal((n_labels, min(FRESH, width)))
-    parts = [fresh]
+    width = min(width, n_labels)
+    parts = [np.zeros((n_labels, 0))]
     if mt.shape[1]:
         vectors, values, _ = np.linalg.svd(mt, full_matrices=False)
-        parts.insert(0, vectors[:, values > 1e-9 * max(values[0], 1e-300)][:, : width - fresh.shape[1]])
-    parts.insert(1, last[:, : max(width - sum(part.shape[1] for part in parts), 0)])
+        parts.append(vectors[:, values > 1e-9 * max(values[0], 1e-300)][:, : max(width - FRESH, 1)])
+    taken = sum(part.shape[1] for part in parts)
+    parts.append(last[:, : max(width - FRESH - taken, 0)])
+    taken = sum(part.shape[1] for part in parts)
+    parts.append(rng.standard_normal((n_labels, max(width - taken, 0))))
     block: Array = np.linalg.qr(np.hstack(parts))[0]
     return block
 
