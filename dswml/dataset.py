@@ -14,7 +14,8 @@ from dswml.blocks import DEFAULT_BLOCK_BYTES, RowBlock
 from dswml.errors import IncompleteStoreError, StoreExistsError, UsageError
 from dswml.executor import Executor, InProcessExecutor
 from dswml.features import prepare
-from dswml.sources import as_dataset
+from dswml.layout import plan_layout
+from dswml.sources import ArrayDataset, as_dataset
 from dswml.storage import open_group, store_exists
 from dswml.stored import Dataset, Normalize, StoredDataset
 from dswml.validation import check_dataset, warn_unused_labels
@@ -138,6 +139,10 @@ def _create(
     if data.n_labels == 0:
         raise UsageError("a data set needs labels: Y is not given")
     resumable = not overwrite and _is_incomplete(url, storage_options)
+    if isinstance(data, ArrayDataset) and not data.is_sparse:
+        shape = (data.n_rows, data.n_features)
+        layout = plan_layout(*shape, None, 0, data.x_dtype.itemsize, chunk_bytes=chunk_bytes)
+        data = data.aligned(layout.rows.unit)
     facts = check_dataset(data, executor)
     warn_unused_labels(facts.label_counts, "Y")
     source = {"kind": "arrays", "normalize": normalize, "digest": facts.digest}

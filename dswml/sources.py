@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import os
 from abc import ABC, abstractmethod
@@ -11,6 +12,7 @@ import numpy as np
 import scipy.sparse as sp
 import zarr
 from numpy.typing import NDArray
+from zarr.storage import MemoryStore
 
 from dswml.blocks import DEFAULT_BLOCK_BYTES, RowBlock, plan_row_blocks
 from dswml.errors import DataError, UsageError
@@ -30,6 +32,8 @@ class Matrix(ABC):
     is_sparse: bool
     bytes_per_row: float
     chunk_rows: int = 1
+    #: Whether other processes can read the rows.
+    travels: bool = False
 
     @abstractmethod
     def read(self, start: int, stop: int) -> Any:
@@ -87,6 +91,7 @@ class ZarrRows(Matrix):
         self.dtype = array.dtype
         self.bytes_per_row = array.shape[1] * array.dtype.itemsize
         self.chunk_rows = int(array.chunks[0])
+        self.travels = not isinstance(array.store, MemoryStore)
 
     def read(self, start: int, stop: int) -> Any:
         return read_array(self.array, start, stop, store=str(self.array.store))
@@ -108,6 +113,7 @@ class ZarrCsrRows(Matrix):
         self.dtype = self.csr.data.dtype
         self.bytes_per_row = float(sum(array.nbytes for array in self.csr.arrays) / max(1, n_rows))
         self.chunk_rows = int(self.csr.indptr.chunks[0])
+        self.travels = not isinstance(group.store, MemoryStore)
 
     def read(self, start: int, stop: int) -> Any:
         return self.csr.read(start, stop, self.place)
@@ -115,6 +121,8 @@ class ZarrCsrRows(Matrix):
 
 class DaskRows(Matrix):
     """A dask array, computed by the reading task itself."""
+
+    travels = True
 
     def __init__(self, array: Any, name: str) -> None:
         if any(np.isnan(length) for axis in array.chunks for length in axis):
@@ -125,6 +133,7 @@ class DaskRows(Matrix):
         self.shape = (int(array.shape[0]), int(array.shape[1]))
         self.dtype = np.dtype(array.dtype)
         self.is_sparse = bool(sp.issparse(array._meta))
+        self.chunk_rows = max(self.array.chunks[0])
         self.bytes_per_row = self.shape[1] * self.dtype.itemsize
 
     def read(self, start: int, stop: int) -> Any:
@@ -153,6 +162,7 @@ class NoLabels(Matrix):
     is_sparse = True
     dtype = np.dtype(np.uint8)
     bytes_per_row = 0.0
+    travels = True
 
     def __init__(self, n_rows: int) -> None:
         self.shape = (n_rows, 0)
@@ -172,6 +182,7 @@ class ArrayDataset(Dataset):
         if 0 in x.shape:
             raise DataError(f"X is empty: its shape is {x.shape}")
         self._x, self._y = x, y
+        self._block_bytes = block_bytes
         self._facts: BlockFacts | None = None
         super().__init__(
             shape=(*x.shape, y.shape[1]),
@@ -180,6 +191,19 @@ class ArrayDataset(Dataset):
             blocks=x.plan(x.bytes_per_row + y.bytes_per_row, block_bytes),
             attrs={},
         )
+
+    def aligned(self, chunk_rows: int) -> ArrayDataset:
+        """Return the same data in blocks of whole chunks, unless the data have chunks of their own."""
+        if self._x.chunk_rows > 1:
+            return self
+        other = copy.copy(self)
+        bytes_per_row = self._x.bytes_per_row + self._y.bytes_per_row
+        other.blocks = plan_row_blocks(self.n_rows, chunk_rows, bytes_per_row, self._block_bytes)
+        return other
+
+    @property
+    def travels(self) -> bool:
+        return self._x.travels and self._y.travels
 
     def check(self, executor: Executor | None = None) -> ArrayDataset:
         if self._facts is None:

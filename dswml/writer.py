@@ -7,10 +7,10 @@ import json
 import os
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
-from urllib.parse import quote, unquote
 
 import numpy as np
 import zarr
@@ -20,9 +20,9 @@ from dswml.errors import DataError, IncompleteStoreError, StoreExistsError, Usag
 from dswml.executor import Executor, InProcessExecutor
 from dswml.format import FORMAT, FORMAT_VERSION, create_arrays, fill_value
 from dswml.layout import MAX_FILES, ArrayLayout, Layout, plan_layout
+from dswml.sidecar import Sidecar
 from dswml.storage import (
     CSR_INDPTR,
-    DENSE_FLOAT,
     absolute_url,
     missing_chunks,
     open_group,
@@ -34,9 +34,8 @@ from dswml.stored import CsrArray, Normalize, StoredDataset
 
 __all__ = ["DatasetWriter"]
 
-_PROGRESS = "_progress"
-_DONE = f"{_PROGRESS}/done"
-_FRAGMENTS = f"{_PROGRESS}/fragments"
+#: Mark of a store whose arrays all exist.
+_PREPARED = "prepared"
 
 
 @dataclass(frozen=True)
@@ -177,14 +176,12 @@ class DatasetWriter:
                 },
             }
         )
-        group.create_group(_DONE)
-        group.create_group(_FRAGMENTS)
         create_arrays(group, layout, dtype, n_rows, n_features, n_labels, sparse=nnz_x is not None)
         if label_names is not None:
             write_names(group, "label_names", label_names)
         if feature_names is not None:
             write_names(group, "feature_names", feature_names)
-        group.create_group(f"{_PROGRESS}/prepared")
+        Sidecar(group).mark(_PREPARED)
         return cls.resume(place, storage_options=storage_options)
 
     @classmethod
@@ -199,7 +196,7 @@ class DatasetWriter:
             raise IncompleteStoreError(f"{place} cannot be resumed: it is not a data set of this version")
         if attrs.get("complete") is not False:
             raise StoreExistsError(f"{place} is complete: there is nothing to resume")
-        if f"{_PROGRESS}/prepared" not in group:
+        if _PREPARED not in Sidecar(group).marks():
             raise IncompleteStoreError(
                 f"{place} was interrupted before its arrays existed and cannot be resumed: overwrite it"
             )
@@ -302,13 +299,12 @@ class DatasetWriter:
 
     def mark_done(self, piece: str) -> None:
         """Record in the store that a piece of the work is done."""
-        self._group.create_group(f"{_DONE}/{quote(piece, safe='')}", overwrite=True)
+        self._sidecar.mark(f"piece {piece}")
 
     def done(self) -> set[str]:
         """Return the pieces recorded as done."""
-        folder = self._group[_DONE]
-        assert isinstance(folder, zarr.Group)
-        return {unquote(name) for name in folder.group_keys()}
+        marks = self._sidecar.marks()
+        return {mark.removeprefix("piece ") for mark in marks if mark.startswith("piece ")}
 
     def finish(
         self,
@@ -354,13 +350,17 @@ class DatasetWriter:
         )
         array[:] = counts
         group.attrs["k_hat"] = int(k_hat)
-        del group[_PROGRESS]
+        self._sidecar.clear()
         group.attrs["complete"] = True
         return StoredDataset(self.url, storage_options=self.storage_options)
 
     @property
     def _group(self) -> zarr.Group:
         return _open_for_writing(self.url, json.dumps(dict(self.storage_options)), self.store_id)
+
+    @property
+    def _sidecar(self) -> Sidecar:
+        return Sidecar(self._group)
 
     @property
     def _arrays(self) -> dict[str, ArrayLayout]:
@@ -390,41 +390,22 @@ class DatasetWriter:
             )
         array = _array(self._group, name)
         if head > first:
-            self._keep(name, first, values[: head - first])
+            self._sidecar.keep(name, first, values[: head - first])
         if tail > head:
             array[head:tail] = values[head - first : tail - first]
         if stop > max(tail, head):
-            self._keep(name, max(tail, head), values[max(tail, head) - first :])
-
-    def _keep(self, name: str, first: int, values: NDArray[Any]) -> None:
-        """Put aside values that fill no unit."""
-        dtype = _array(self._group, name).dtype
-        fragment = self._group.create_array(
-            f"{_FRAGMENTS}/{name.replace('/', '.')}@{first}",
-            shape=values.shape,
-            chunks=values.shape,
-            dtype=dtype,
-            compressors=DENSE_FLOAT,
-            fill_value=fill_value(dtype),
-            overwrite=True,
-        )
-        fragment[...] = values
+            self._sidecar.keep(name, max(tail, head), values[max(tail, head) - first :])
 
     def _join(self, executor: Executor | None) -> None:
-        folder = self._group[_FRAGMENTS]
-        assert isinstance(folder, zarr.Group)
+        """Write the units whose values were put aside in several parts."""
         units: dict[tuple[str, int], list[int]] = {}
-        for key in folder.array_keys():
-            name, _, first = key.replace(".", "/").partition("@")
-            units.setdefault((name, int(first) // self._arrays[name].unit), []).append(int(first))
-        items = [(name, unit, tuple(sorted(firsts))) for (name, unit), firsts in sorted(units.items())]
-        if not items:
-            return
-        if executor is not None:
+        for name, first in self._sidecar.kept():
+            units.setdefault((name, first // self._arrays[name].unit), []).append(first)
+        items = [(name, unit, tuple(firsts)) for (name, unit), firsts in units.items()]
+        with ExitStack() as stack:
+            if executor is None:
+                executor = stack.enter_context(InProcessExecutor())
             executor.map(_join_unit, items, self)
-            return
-        with InProcessExecutor() as local:
-            local.map(_join_unit, items, self)
 
 
 def _join_unit(item: tuple[str, int, tuple[int, ...]], writer: DatasetWriter) -> None:
@@ -435,9 +416,9 @@ def _join_unit(item: tuple[str, int, tuple[int, ...]], writer: DatasetWriter) ->
     end = min(position + layout.unit, layout.length)
     parts = []
     for first in firsts:
-        part = np.asarray(_array(writer._group, f"{_FRAGMENTS}/{name.replace('/', '.')}@{first}")[...])
         if first != position:
             break
+        part = writer._sidecar.load(name, first)
         parts.append(part)
         position += len(part)
     if position != end:
