@@ -91,7 +91,9 @@ class DaskExecutor(Executor):
             arguments = [self._send(payload), *(self._send_once(piece) for piece in shared)]
             counter = _Counter()
             root = self._submit_tree(function, combine, items, arguments, counter)
-            return self._result(root, None if on_result is None else lambda: on_result(counter.value))
+            look = None if on_result is None else lambda: on_result(counter.value)
+            result: R = self._result(root, look)
+            return result
 
         return self._insist(attempt)
 
@@ -221,7 +223,7 @@ class DaskExecutor(Executor):
 
     def _unreachable(self) -> ClusterError:
         return ClusterError(
-            f"the scheduler at {self._address()} cannot be reached any more: check that it runs, and start again"
+            f"the scheduler at {self._address()} cannot be reached any more: check it, and start again"
         )
 
 

@@ -127,6 +127,11 @@ class Dataset(ABC):
     def read_y(self, start: int, stop: int) -> CsrArray:
         """Return rows [start, stop) of Y: CSR with uint8 ones and sorted column indices."""
 
+    @property
+    def travels(self) -> bool:
+        """Whether other processes can read the data, so that a cluster can work on them."""
+        return self.url is not None and not self.url.startswith("memory:")
+
     def check(self, executor: Executor | None = None) -> Dataset:
         """Check the data where that was not done when they were stored, and return them.
 

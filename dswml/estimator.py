@@ -1,0 +1,431 @@
+"""The classifier as a scikit-learn estimator, on one machine or on the current Dask cluster."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import scipy.sparse as sp
+from dask.utils import parse_bytes
+from distributed import Client, get_worker
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import check_is_fitted, validate_data
+
+from .dask_executor import DaskExecutor
+from .errors import DataError, UsageError
+from .executor import Executor, InProcessExecutor
+from .frank_wolfe import Options
+from .model import Model
+from .sources import as_dataset
+from .stored import Dataset
+from .training import Parameters, train
+
+__all__ = ["SparseWeightedClassifier", "current_executor"]
+
+Array = npt.NDArray[Any]
+
+
+def current_executor(data: Dataset) -> Executor:
+    """Return what runs the work on ``data``: the current Dask client's cluster, or this process.
+
+    Arrays in this process's memory are worked on here: they fit, and shipping them would cost
+    more than the work. Inside a task of a worker the cluster is used only through
+    `distributed.worker_client`, since waiting for it otherwise could block it for good.
+    """
+    client: Client | None
+    try:
+        get_worker()
+        in_task = True
+    except ValueError:
+        in_task = False
+    try:
+        client = Client.current(allow_global=not in_task)
+    except ValueError:
+        client = None
+    if client is None or client.asynchronous or not data.travels:
+        return InProcessExecutor()
+    return DaskExecutor(client)
+
+
+class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
+    """Linear multi-label classifier in a nuclear-norm ball, fitted to a sparsity-weighted loss.
+
+    Minimises ``1/N ||P o (Y - XW)||_F^2`` over ``||W||_* <= radius``, where entries of Y that
+    are 1 weigh p1 and those that are 0 weigh p0 = 1 - p1, by Frank-Wolfe iterations that read X in row
+    blocks, from Zarr and on a Dask cluster if there is one. A label is predicted where its score
+    reaches the threshold.
+
+    Parameters
+    ----------
+    radius : float, default=100
+        Radius (lambda) of the nuclear-norm ball that W is held in.
+    weights : {"sparsity", "uniform"} or float, default="sparsity"
+        "sparsity": p0 = 2 K / L, with K the largest number of labels on a row. "uniform": p0 = 1/2.
+        A number in (0, 1): that p0.
+    step : {"corrective", "line-search", "open-loop"}, default="corrective"
+        How far an iteration goes. "corrective" minimises over everything that the directions found so far
+        span, and needs by far the fewest reads of X; "open-loop" is the classical 2 / (k + 2).
+    loss : {"square", "exponential"}, default="square"
+        "exponential" takes labels as +-1 and the sign of the score. It costs time in proportion to N L
+        and has no corrective step.
+    block_size : int or "auto", default="auto"
+        Directions per iteration. 1 with ``step="open-loop"`` is the classical algorithm.
+    tol : float, default=1e-3
+        Certified duality gap, relative to the objective, at which the fit ends.
+    max_iter : int, default=1000
+    max_passes : int, optional
+        Most reads of X.
+    time_limit : float, optional
+        Seconds after which no new iteration begins.
+    fit_intercept : bool or float, default=False
+        Append a constant column of 1, or of the given value, to X.
+    normalize : {None, "l2"}, default=None
+        Scale the rows of X to unit norm, in fitting and in predicting.
+    threshold : float, optional
+        Scores from here on predict a label: by default 1/2, or 0 for the exponential loss.
+    random_state : int, RandomState or None, default=None
+        Seeds the random vectors of the matrix-free oracle.
+    dtype : {"auto", "float32", "float64"}, default="auto"
+        Type of the products with X; sums are kept in float64. "auto" is float64 for sparse X and X's own
+        type for dense.
+    cache : {"auto", "memory", "none"}, default="auto"
+        What workers keep of the row blocks: what finds room, all of X, or nothing.
+    memory_limit : int or str, default="2 GiB"
+        Memory for the factors and statistics in the fitting process; decides how many directions are kept.
+    callbacks : sequence of callable, optional
+        Each is called with the record of every iteration; one that returns True ends the fit.
+
+    Attributes
+    ----------
+    model_ : Model
+        The fitted model: plain arrays, saved with ``model_.save(path)``.
+    history_ : tuple of Record
+        One record per iteration: passes, objective, gap, rank, seconds.
+    classes_ : ndarray
+        Labels in the order of the columns of Y, or the classes of a one-dimensional y.
+    n_iter_, n_passes_ : int
+        Iterations made, and reads of X that they took.
+    objective_, gap_, relative_gap_ : float
+        F(W), its duality gap, and their ratio.
+    certificate_ : Certificate or None
+        How the gap is known, or None where it is only an estimate.
+    status_ : str
+        OPTIMAL, MAXITER, MAXPASSES, TIMEOUT or INTERRUPTED.
+    p0_ : float
+    k_hat_ : int
+    n_features_in_ : int
+
+    Notes
+    -----
+    A one-dimensional y is taken as one label per row, and predicted as the label of the largest score.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dswml import SparseWeightedClassifier
+    >>> X = np.eye(6)
+    >>> Y = np.eye(6, dtype=int)
+    >>> clf = SparseWeightedClassifier(radius=10).fit(X, Y)
+    >>> clf.predict(X[:2])
+    array([[1, 0, 0, 0, 0, 0],
+           [0, 1, 0, 0, 0, 0]], dtype=uint8)
+    >>> clf.status_
+    'OPTIMAL'
+    """
+
+    def __init__(
+        self,
+        radius: float = 100.0,
+        *,
+        weights: str | float = "sparsity",
+        step: str = "corrective",
+        loss: str = "square",
+        block_size: int | str = "auto",
+        tol: float = 1e-3,
+        max_iter: int = 1000,
+        max_passes: int | None = None,
+        time_limit: float | None = None,
+        fit_intercept: bool | float = False,
+        normalize: str | None = None,
+        threshold: float | None = None,
+        random_state: Any = None,
+        dtype: str = "auto",
+        cache: str = "auto",
+        memory_limit: int | str = "2 GiB",
+        callbacks: Sequence[Callable[[Any], Any]] | None = None,
+    ) -> None:
+        self.radius = radius
+        self.weights = weights
+        self.step = step
+        self.loss = loss
+        self.block_size = block_size
+        self.tol = tol
+        self.max_iter = max_iter
+        self.max_passes = max_passes
+        self.time_limit = time_limit
+        self.fit_intercept = fit_intercept
+        self.normalize = normalize
+        self.threshold = threshold
+        self.random_state = random_state
+        self.dtype = dtype
+        self.cache = cache
+        self.memory_limit = memory_limit
+        self.callbacks = callbacks
+
+    def fit(self, X: Any, Y: Any = None) -> SparseWeightedClassifier:
+        """Fit the model.
+
+        Parameters
+        ----------
+        X : Dataset, path, array or sparse matrix
+            A data set with its labels or where it is stored; or features: NumPy, SciPy sparse, dask or
+            Zarr arrays.
+        Y : array or sparse matrix, optional
+            Labels, zeros and ones, a column each; or one label per row in a one-dimensional array.
+
+        Returns
+        -------
+        self : SparseWeightedClassifier
+        """
+        parameters = self._parameters()
+        data, classes = self._training_data(X, Y)
+        with current_executor(data) as executor:
+            model, solution = train(data, parameters, executor, callbacks=tuple(self.callbacks or ()))
+        self.one_label_ = classes is not None
+        if classes is None:
+            classes = np.arange(data.n_labels) if model.label_names is None else np.array(model.label_names)
+        self.classes_ = classes
+        self.model_ = model
+        self.history_ = solution.history
+        self.n_iter_ = solution.iterations
+        self.n_passes_ = solution.passes
+        self.objective_ = solution.objective
+        self.gap_ = solution.gap
+        self.relative_gap_ = solution.history[-1].relative_gap
+        self.certificate_ = solution.certificate
+        self.status_ = solution.status
+        self.p0_ = model.p0
+        self.k_hat_ = data.k_hat
+        return self
+
+    def predict(self, X: Any) -> Any:
+        """Predict labels; what comes out follows what goes in.
+
+        A NumPy array gives a NumPy array, a sparse matrix a CSR array, a dask array a lazy dask array with
+        the same row chunks, and a data set (or its path) an iterator over CSR row blocks.
+        """
+
+        def block(model: Model, rows: Any) -> Any:
+            if self.one_label_:
+                return self.classes_[np.argmax(model.decision_function(rows), axis=1)]
+            labels = model.predict(rows)
+            return labels if sp.issparse(rows) else labels.toarray()
+
+        return self._apply(X, block, self.classes_.dtype if self._fitted().one_label_ else np.dtype(np.uint8))
+
+    def decision_function(self, X: Any) -> Any:
+        """Return the scores XW, dense (n, L), in the form that `predict` explains."""
+
+        def block(model: Model, rows: Any) -> Any:
+            scores = model.decision_function(rows)
+            return scores[:, 1] - scores[:, 0] if self.one_label_ and scores.shape[1] == 2 else scores
+
+        return self._apply(X, block, np.dtype(np.float64))
+
+    def predict_proba(self, X: Any) -> Any:
+        """Return P(Y = 1 | x), dense (n, L), in the form that `predict` explains."""
+
+        def block(model: Model, rows: Any) -> Any:
+            probabilities = model.predict_proba(rows)
+            if self.one_label_:  # the probabilities of one label of several add up to one
+                probabilities = np.maximum(probabilities, 1e-15)
+                probabilities = probabilities / probabilities.sum(axis=1, keepdims=True)
+            return probabilities
+
+        return self._apply(X, block, np.dtype(np.float64))
+
+    def predict_topk(self, X: Any, k: int = 5) -> Any:
+        """Return the k best labels of every row, (n, k) column numbers, best first; see `predict`."""
+        return self._apply(X, lambda model, rows: model.predict_topk(rows, k)[0], np.dtype(np.int64), width=k)
+
+    def _fitted(self) -> SparseWeightedClassifier:
+        check_is_fitted(self, "model_")
+        return self
+
+    def _apply(
+        self,
+        X: Any,
+        block: Callable[[Model, Any], Any],
+        dtype: np.dtype[Any],
+        width: int | None = None,
+    ) -> Any:
+        model = self._fitted().model_
+        if isinstance(X, Dataset | str) or hasattr(X, "__fspath__"):
+            return _streamed(as_dataset(X), model, block)
+        if _is_dask(X):
+            return _lazy(X, model, block, dtype, width)
+        if _is_zarr(X):
+            X = as_dataset(X).read_x(0, X.shape[0])
+        rows = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
+        return block(model, rows)
+
+    def _training_data(self, X: Any, Y: Any) -> tuple[Dataset, Array | None]:
+        """Return the data set, and the classes if y is one label per row."""
+        if isinstance(X, Dataset | str) or hasattr(X, "__fspath__") or _is_dask(X) or _is_zarr(X):
+            data = as_dataset(X, Y)
+            if data.n_labels == 0:
+                raise UsageError(f"{type(self).__name__} requires Y to be passed, but the target Y is None")
+            self.n_features_in_ = data.n_features
+            return data, None
+        if Y is None:
+            raise UsageError(f"{type(self).__name__} requires y to be passed, but the target y is None")
+        X = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32])
+        if sp.issparse(Y):
+            return as_dataset(X, Y), None
+        Y = np.asarray(Y)
+        if Y.ndim == 2 and Y.shape[1] == 1 and type_of_target(Y) != "binary":
+            Y = Y.ravel()
+        if Y.ndim != 1:
+            return as_dataset(X, Y), None
+        check_classification_targets(Y)
+        if len(Y) != X.shape[0]:
+            raise DataError(f"X has {X.shape[0]} rows and y has {len(Y)}: they must have the same number")
+        classes, codes = np.unique(Y, return_inverse=True)
+        one_hot = sp.csr_array(
+            (np.ones(len(Y), dtype=np.uint8), codes, np.arange(len(Y) + 1)), shape=(len(Y), classes.size)
+        )
+        return as_dataset(X, one_hot), classes
+
+    def _parameters(self) -> Parameters:
+        self._check(
+            "radius", _is_real(self.radius) and 0 < self.radius < math.inf, "a float in the range (0.0, inf)"
+        )
+        self._check_choice("step", ("corrective", "line-search", "open-loop"))
+        self._check_choice("loss", ("square", "exponential"))
+        self._check_choice("normalize", (None, "l2"))
+        self._check_choice("dtype", ("auto", "float32", "float64"))
+        self._check_choice("cache", ("auto", "memory", "none"))
+        self._check(
+            "block_size",
+            self.block_size == "auto" or (_is_whole(self.block_size) and int(self.block_size) >= 1),
+            "'auto' or an int in the range [1, inf)",
+        )
+        self._check("tol", _is_real(self.tol) and self.tol >= 0, "a float in the range [0.0, inf)")
+        for name, least, optional in (("max_iter", 0, False), ("max_passes", 1, True)):
+            value = getattr(self, name)
+            whole = _is_whole(value) and value >= least
+            must = f"an int in the range [{least}, inf)" + (" or None" if optional else "")
+            self._check(name, whole or (optional and value is None), must)
+        limit = self.time_limit
+        self._check(
+            "time_limit",
+            limit is None or (_is_real(limit) and limit > 0),
+            "a float in the range (0.0, inf) or None",
+        )
+        intercept = self.fit_intercept
+        self._check(
+            "fit_intercept",
+            isinstance(intercept, bool | np.bool_) or (_is_real(intercept) and math.isfinite(intercept)),
+            "a bool or a finite float",
+        )
+        threshold = self.threshold
+        self._check(
+            "threshold",
+            threshold is None or (_is_real(threshold) and math.isfinite(threshold)),
+            "a finite float or None",
+        )
+        self._check(
+            "callbacks",
+            all(callable(item) for item in self.callbacks or ()),
+            "a sequence of callables or None",
+        )
+        try:
+            memory_limit = parse_bytes(self.memory_limit)
+        except (ValueError, TypeError, AttributeError):
+            memory_limit = 0
+        self._check("memory_limit", memory_limit > 0, "a number of bytes such as '2 GiB'")
+        return Parameters(
+            radius=float(self.radius),
+            weights=self.weights,
+            loss=self.loss,
+            fit_intercept=float(self.fit_intercept),
+            normalize=self.normalize,
+            threshold=self.threshold,
+            dtype=self.dtype,
+            cache=self.cache,
+            options=Options(
+                step=self.step,
+                block_size=None if self.block_size == "auto" else int(self.block_size),
+                tol=float(self.tol),
+                max_iter=int(self.max_iter),
+                max_passes=self.max_passes,
+                time_limit=self.time_limit,
+                memory_limit=int(memory_limit),
+                seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+            ),
+        )
+
+    def _check(self, name: str, good: bool, must_be: str) -> None:
+        if not good:
+            raise UsageError(
+                f"The {name!r} parameter of {type(self).__name__} must be {must_be}. "
+                f"Got {getattr(self, name)!r} instead."
+            )
+
+    def _check_choice(self, name: str, choices: tuple[str | None, ...]) -> None:
+        value = getattr(self, name)
+        listed = ", ".join(repr(choice) for choice in choices)
+        self._check(name, value is None or isinstance(value, str), f"one of {listed}")
+        self._check(name, value in choices, f"one of {listed}")
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.sparse = True
+        tags.target_tags.multi_output = True
+        tags.classifier_tags.multi_label = True
+        return tags
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _is_real(value: Any) -> bool:
+    return _is_whole(value) or (isinstance(value, float | np.floating) and not math.isnan(value))
+
+
+def _is_dask(X: Any) -> bool:
+    return hasattr(X, "dask") and hasattr(X, "map_blocks")
+
+
+def _is_zarr(X: Any) -> bool:
+    return type(X).__module__.partition(".")[0] == "zarr"
+
+
+def _streamed(data: Dataset, model: Model, block: Callable[[Model, Any], Any]) -> Iterator[Any]:
+    """Yield the results of a data set's row blocks, in order."""
+    for rows in data.blocks:
+        yield block(model, data.read_x(rows.start, rows.stop))
+
+
+def _lazy(
+    X: Any, model: Model, block: Callable[[Model, Any], Any], dtype: np.dtype[Any], width: int | None
+) -> Any:
+    """Return a dask array of the results, with the row chunks of X; the model is one task of its graph."""
+    import dask
+    import dask.array as da
+
+    X = X.rechunk({1: -1})
+    shared = dask.delayed(model)
+    sample = block(model, np.zeros((1, model.n_features)))
+    columns = sample.shape[1:]
+    pieces = [
+        da.from_delayed(dask.delayed(block)(shared, rows), shape=(length, *columns), dtype=dtype)
+        for length, rows in zip(X.chunks[0], X.to_delayed().ravel(), strict=True)
+    ]
+    return da.concatenate(pieces)

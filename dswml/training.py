@@ -1,0 +1,147 @@
+"""From a data set to a model: what the estimator and the command line have in common."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .cache import process_cache
+from .errors import UsageError
+from .executor import Executor, one_blas_thread
+from .features import BlockSource
+from .frank_wolfe import Options, Record, Solution, frank_wolfe
+from .model import Model
+from .problem import Problem
+from .stored import Dataset
+from .weights import default_threshold, resolve_p0
+
+__all__ = ["Parameters", "train"]
+
+
+@dataclass(frozen=True)
+class Parameters:
+    """Everything a fit depends on besides the data; see `dswml.SparseWeightedClassifier`."""
+
+    radius: float
+    weights: str | float = "sparsity"
+    loss: str = "square"
+    fit_intercept: bool | float = False
+    normalize: str | None = None
+    threshold: float | None = None
+    dtype: str = "auto"
+    cache: str = "auto"
+    options: Options = field(default_factory=Options)
+
+    def __post_init__(self) -> None:
+        if self.loss == "exponential" and self.options.step == "corrective":
+            raise UsageError(
+                "step='corrective' needs the square loss, whose statistics can be summed in advance: "
+                "with loss='exponential' use step='line-search' or step='open-loop'"
+            )
+
+
+def train(
+    data: Dataset,
+    parameters: Parameters,
+    executor: Executor,
+    *,
+    callbacks: Sequence[Callable[[Record], Any]] = (),
+    on_sweep: Callable[[float], None] | None = None,
+) -> tuple[Model, Solution]:
+    """Fit a model.
+
+    Parameters
+    ----------
+    data : Dataset
+    parameters : Parameters
+    executor : Executor
+        Where the sweeps run.
+    callbacks : sequence of callable
+        Each sees the `Record` of every iteration; one that returns True ends the fit.
+    on_sweep : callable, optional
+        Sees the share of the current read of the data that is done.
+
+    Returns
+    -------
+    model : Model
+    solution : Solution
+    """
+    data.check(executor)
+    p0 = resolve_p0(parameters.weights, data.k_hat, data.n_labels)
+    dtype = parameters.dtype
+    if dtype == "auto":
+        dtype = "float64" if data.is_sparse else str(data.x_dtype)
+    source = BlockSource(
+        data=data,
+        run=uuid.uuid4().hex,
+        dtype=dtype,
+        normalize=None if data.normalize == parameters.normalize else parameters.normalize,
+        intercept=float(parameters.fit_intercept),
+        cache=parameters.cache,
+    )
+    problem = Problem(
+        executor,
+        source,
+        np.asarray(data.label_counts),
+        radius=parameters.radius,
+        p0=p0,
+        loss=parameters.loss,
+        on_sweep=on_sweep,
+    )
+    try:
+        with one_blas_thread():
+            solution = frank_wolfe(problem, parameters.options, callbacks)
+    finally:
+        problem.close()
+        process_cache().forget(source.run)
+    threshold = parameters.threshold
+    model = Model(
+        u=solution.u,
+        m=solution.m,
+        p0=p0,
+        loss=parameters.loss,
+        threshold=default_threshold(parameters.loss) if threshold is None else float(threshold),
+        normalize=parameters.normalize or data.normalize,
+        intercept=source.intercept,
+        label_names=data.label_names,
+        feature_names=data.feature_names,
+        info=_info(data, parameters, solution),
+        history=solution.history,
+    )
+    return model, solution
+
+
+def _info(data: Dataset, parameters: Parameters, solution: Solution) -> dict[str, Any]:
+    certificate = solution.certificate
+    last = solution.history[-1]
+    return {
+        "objective": solution.objective,
+        "gap": solution.gap,
+        "relative_gap": last.relative_gap,
+        "certificate": None if certificate is None else asdict(certificate),
+        "status": solution.status,
+        "iterations": solution.iterations,
+        "passes": solution.passes,
+        "seconds": solution.seconds,
+        "k_hat": data.k_hat,
+        "data": {
+            "fingerprint": data.fingerprint,
+            "n_rows": data.n_rows,
+            "n_features": data.n_features,
+            "n_labels": data.n_labels,
+            "nnz_y": data.nnz_y,
+        },
+        "parameters": asdict(parameters),
+        "versions": {
+            "python": platform.python_version(),
+            **{
+                name: importlib.metadata.version(name) for name in ("dswml", "numpy", "scipy", "zarr", "dask")
+            },
+        },
+    }
