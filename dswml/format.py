@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,7 +14,15 @@ from dswml.errors import DataError, IncompleteStoreError
 from dswml.layout import ArrayLayout, Layout, index_dtype
 from dswml.storage import CSR_INDICES, CSR_INDPTR, CSR_VALUES, DENSE_FLOAT, LABELS
 
-__all__ = ["FORMAT", "FORMAT_VERSION", "check_attributes", "create_arrays", "fill_value"]
+__all__ = [
+    "FORMAT",
+    "FORMAT_VERSION",
+    "check_attributes",
+    "create_arrays",
+    "fill_value",
+    "layout_of",
+    "new_attributes",
+]
 
 FORMAT = "dswml-dataset"
 FORMAT_VERSION = 1
@@ -41,11 +51,45 @@ def check_attributes(attrs: Mapping[str, Any], url: str) -> None:
         raise IncompleteStoreError(f"the store {url} is not marked complete: make it again")
 
 
+def new_attributes(
+    n_rows: int,
+    n_features: int,
+    n_labels: int,
+    nnz_x: int | None,
+    nnz_y: int,
+    *,
+    normalize: str | None,
+    source: Mapping[str, Any] | None,
+) -> dict[str, Any]:
+    """Return the root attributes of a data set that is not complete yet."""
+    return {
+        "format": FORMAT,
+        "format_version": FORMAT_VERSION,
+        "complete": False,
+        "store_id": uuid.uuid4().hex,
+        "sparse": nnz_x is not None,
+        "n_rows": n_rows,
+        "n_features": n_features,
+        "n_labels": n_labels,
+        "nnz_x": n_rows * n_features if nnz_x is None else nnz_x,
+        "nnz_y": nnz_y,
+        "normalize": normalize,
+        "source": dict(source or {}),
+        "created_with": {name: importlib.metadata.version(name) for name in ("dswml", "numpy", "zarr")},
+    }
+
+
 def fill_value(dtype: np.dtype[Any]) -> float | int:
     """Return a value that no data take, so that Zarr leaves no chunk out as empty."""
     if dtype.kind == "f":
         return float("nan")
     return 255 if dtype == np.uint8 else -1
+
+
+def layout_of(array: zarr.Array[Any]) -> ArrayLayout:
+    """Return how an existing array is cut."""
+    chunk = int(array.chunks[0])
+    return ArrayLayout(int(array.shape[0]), chunk, int(array.shards[0]) if array.shards else chunk)
 
 
 def create_arrays(

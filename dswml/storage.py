@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
@@ -14,7 +15,7 @@ import fsspec.core
 import numpy as np
 import zarr
 from numpy.typing import NDArray
-from zarr.abc.store import ByteRequest, Store, SuffixByteRequest
+from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.codecs import BloscCodec, Crc32cCodec
 from zarr.core.buffer import Buffer, BufferPrototype, default_buffer_prototype
 from zarr.core.sync import sync
@@ -53,6 +54,10 @@ CSR_INDPTR: Codecs = (BloscCodec(cname="lz4", clevel=5, shuffle="shuffle"), Crc3
 LABELS: Codecs = (BloscCodec(cname="lz4", clevel=5, shuffle="noshuffle"), Crc32cCodec())
 
 CHECKSUM_BYTES = 4
+
+#: Length of a chunk that a shard does not have, in the index of the shard.
+_ABSENT = 2**64 - 1
+
 _ROOT = "zarr.json"
 
 
@@ -227,8 +232,10 @@ def _damage(array: zarr.Array[Any], start: int, stop: int, store: str, error: Ex
             array[chunk * rows : min((chunk + 1) * rows, array.shape[0])]
         except _ChunkMissing:
             what = "is missing"
-        except (ValueError, RuntimeError, OSError) as cause:
-            what = f"is damaged ({type(cause).__name__}: {cause})"
+        except OSError as cause:
+            what = f"cannot be read ({type(cause).__name__}: {cause})"
+        except (ValueError, RuntimeError) as cause:
+            what = f"is damaged ({cause})"
         else:
             continue
         return (
@@ -241,11 +248,13 @@ def _damage(array: zarr.Array[Any], start: int, stop: int, store: str, error: Ex
 def chunk_checksums(array: zarr.Array[Any], *, store: str) -> bytes:
     """Return the stored checksums of all chunks in order, reading only those few bytes of each."""
     keys = [f"{array.path}/{key}" for key in _chunk_keys(array)]
+    inner = math.prod(array.shards) // math.prod(array.chunks) if array.shards else 0
     try:
-        trailers = sync(_suffixes(array.store, keys, CHECKSUM_BYTES))
+        return b"".join(sync(_gather_checksums(array.store, keys, inner)))
     except _ChunkMissing as error:
         raise DataError(f"{error} is missing from {store}: restore the store or make it again") from error
-    return b"".join(trailers)
+    except (ValueError, OSError) as error:
+        raise DataError(f"a chunk of array {array.path} in {store} is damaged: {error}") from error
 
 
 def _chunk_keys(array: zarr.Array[Any]) -> list[str]:
@@ -266,18 +275,28 @@ def missing_chunks(array: zarr.Array[Any]) -> list[str]:
     return [key for key in expected if key not in there]
 
 
-async def _suffixes(store: Store, keys: Sequence[str], length: int) -> list[bytes]:
+async def _gather_checksums(store: Store, keys: Sequence[str], inner: int) -> list[bytes]:
+    """Read the last bytes of each object or, of a shard, of each of its inner chunks."""
     slots = asyncio.Semaphore(64)
     prototype = default_buffer_prototype()
 
-    async def suffix(key: str) -> bytes:
+    async def get(key: str, request: ByteRequest) -> bytes:
         async with slots:
-            value = await store.get(key, prototype, SuffixByteRequest(length))
+            value = await store.get(key, prototype, request)
         if value is None:
             raise _ChunkMissing(key)
         return value.to_bytes()
 
-    return list(await asyncio.gather(*(suffix(key) for key in keys)))
+    async def checksums(key: str) -> bytes:
+        if not inner:
+            return await get(key, SuffixByteRequest(CHECKSUM_BYTES))
+        index = await get(key, SuffixByteRequest(inner * 16 + CHECKSUM_BYTES))
+        places = np.frombuffer(index[:-CHECKSUM_BYTES], dtype="<u8").reshape(-1, 2).astype(object)
+        ends = [start + length for start, length in places if length != _ABSENT]
+        requests = [RangeByteRequest(end - CHECKSUM_BYTES, end) for end in ends]
+        return b"".join(await asyncio.gather(*(get(key, request) for request in requests)))
+
+    return list(await asyncio.gather(*(checksums(key) for key in keys)))
 
 
 def write_names(group: zarr.Group, key: str, names: Sequence[str]) -> None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -18,7 +16,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from dswml.errors import DataError, IncompleteStoreError, StoreExistsError, UsageError
 from dswml.executor import Executor, InProcessExecutor
-from dswml.format import FORMAT, FORMAT_VERSION, create_arrays, fill_value
+from dswml.format import FORMAT, FORMAT_VERSION, create_arrays, fill_value, layout_of, new_attributes
 from dswml.layout import MAX_FILES, ArrayLayout, Layout, plan_layout
 from dswml.sidecar import Sidecar
 from dswml.storage import (
@@ -154,27 +152,8 @@ class DatasetWriter:
                 )
             remove_store(place, storage_options)
         group = open_group(place, "w", storage_options)
-        facts = {
-            "n_rows": n_rows,
-            "n_features": n_features,
-            "n_labels": n_labels,
-            "nnz_x": n_rows * n_features if nnz_x is None else nnz_x,
-            "nnz_y": nnz_y,
-        }
         group.attrs.put(
-            {
-                "format": FORMAT,
-                "format_version": FORMAT_VERSION,
-                "complete": False,
-                "sparse": nnz_x is not None,
-                "store_id": uuid.uuid4().hex,
-                **facts,
-                "normalize": normalize,
-                "source": dict(source or {}),
-                "created_with": {
-                    name: importlib.metadata.version(name) for name in ("dswml", "numpy", "zarr")
-                },
-            }
+            new_attributes(n_rows, n_features, n_labels, nnz_x, nnz_y, normalize=normalize, source=source)
         )
         create_arrays(group, layout, dtype, n_rows, n_features, n_labels, sparse=nnz_x is not None)
         if label_names is not None:
@@ -205,10 +184,10 @@ class DatasetWriter:
         x = _array(group, "X/data" if sparse else "X")
         rows = _array(group, "X/indptr") if sparse else x
         layout = Layout(
-            rows=_layout_of(rows),
-            indptr=_layout_of(_array(group, "Y/indptr")),
-            x=_layout_of(x),
-            y=_layout_of(_array(group, "Y/indices")),
+            rows=layout_of(rows),
+            indptr=layout_of(_array(group, "Y/indptr")),
+            x=layout_of(x),
+            y=layout_of(_array(group, "Y/indices")),
         )
         return cls(
             url=place,
@@ -441,8 +420,3 @@ def _array(group: zarr.Group, name: str) -> zarr.Array[Any]:
     array = group[name]
     assert isinstance(array, zarr.Array)
     return array
-
-
-def _layout_of(array: zarr.Array[Any]) -> ArrayLayout:
-    chunk = int(array.chunks[0])
-    return ArrayLayout(int(array.shape[0]), chunk, int(array.shards[0]) if array.shards else chunk)
