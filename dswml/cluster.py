@@ -1,7 +1,8 @@
-"""Turns the cluster options that every verb shares into an executor, and a lost cluster into a sentence."""
+"""Turns the cluster options that every verb shares into an executor."""
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,6 +26,9 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: Local clusters and their dashboards are for this machine alone.
 LOOPBACK = "127.0.0.1"
 
+#: How long a scheduler may take to answer.
+CONNECT_SECONDS = 10.0
+
 
 @dataclass(frozen=True)
 class ClusterOptions:
@@ -42,8 +46,6 @@ class ClusterOptions:
         Threads of each local worker.
     memory_limit : str, optional
         Memory of each local worker, such as ``"2 GiB"``.
-    connect_timeout : float
-        Seconds to wait for the scheduler.
     """
 
     scheduler: str | None = None
@@ -51,7 +53,6 @@ class ClusterOptions:
     workers: int | None = None
     threads: int | None = None
     memory_limit: str | None = None
-    connect_timeout: float = 10.0
 
     def __post_init__(self) -> None:
         if self.scheduler and self.scheduler_file:
@@ -154,34 +155,49 @@ def executor_from_options(
     with ExitStack() as stack:
         client = _connect(options, announce) if options.named else _start_local(options, stack, announce)
         stack.enter_context(client)
-        with _lost_cluster_as_sentence(str(options.named or "on this machine")):
-            yield stack.enter_context(DaskExecutor(client))
+        yield stack.enter_context(DaskExecutor(client))
+
+
+def _address(options: ClusterOptions) -> str:
+    """Return the address of the scheduler that was named."""
+    if options.scheduler_file is None:
+        return str(options.scheduler)
+    try:
+        with open(options.scheduler_file) as file:
+            return str(json.load(file)["address"])
+    except FileNotFoundError:
+        raise ClusterError(
+            f"there is no scheduler file {options.scheduler_file}: start a scheduler with "
+            f"'dask scheduler --scheduler-file {options.scheduler_file}', or name another file"
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ClusterError(
+            f"the scheduler file {options.scheduler_file} holds no address of a scheduler ({error}): "
+            "start the scheduler again, or name another file"
+        ) from error
 
 
 def _connect(options: ClusterOptions, announce: Callable[[str], None]) -> Client:
     from distributed import Client
+    from distributed.comm.addressing import parse_address, parse_host_port
 
-    where = options.named
-    if options.scheduler_file and not os.path.exists(options.scheduler_file):
-        raise ClusterError(
-            f"there is no scheduler file {where}: start a scheduler with "
-            f"'dask scheduler --scheduler-file {where}', or name another file"
-        )
+    address = _address(options)
     try:
-        client = Client(
-            options.scheduler,
-            scheduler_file=options.scheduler_file,
-            timeout=options.connect_timeout,
-            set_as_default=False,
-        )
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        parse_host_port(parse_address(address)[1])
+    except ValueError as error:
+        raise UsageError(
+            f"{address} is no address of a scheduler ({error}): write it like tcp://HOST:8786"
+        ) from error
+    try:
+        client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
+    except (OSError, ValueError) as error:
         raise ClusterError(
-            f"the Dask scheduler {where} cannot be reached ({error}): "
+            f"the Dask scheduler {address} cannot be reached ({error}): "
             "check that it runs and that the address is right"
         ) from error
     announce(f"Dashboard: {client.dashboard_link}")
-    if not client.scheduler_info()["workers"]:
-        announce(f"The Dask scheduler {where} has no workers yet; waiting for the first.")
+    if not client.nthreads():
+        announce(f"The Dask scheduler {address} has no workers yet; waiting for the first.")
     return client
 
 
@@ -208,18 +224,3 @@ def _start_local(options: ClusterOptions, stack: ExitStack, announce: Callable[[
     stack.enter_context(cluster)
     announce(f"Dashboard: http://{LOOPBACK}:{cluster.scheduler.http_server.port}/status")
     return Client(cluster, set_as_default=False)
-
-
-@contextmanager
-def _lost_cluster_as_sentence(where: str) -> Iterator[None]:
-    from concurrent.futures import CancelledError
-
-    from distributed import CommClosedError, KilledWorker
-
-    try:
-        yield
-    except (CommClosedError, CancelledError, KilledWorker) as error:
-        raise ClusterError(
-            f"the Dask cluster {where} was lost while it worked ({type(error).__name__}: {error}): "
-            "look into the logs of its scheduler and workers, and run again"
-        ) from error
