@@ -74,7 +74,7 @@ def plan_row_blocks(
     total = n_rows * bytes_per_row
     wanted = max(1, min(PARALLEL_BLOCKS, int(total // MIB)))
     chunks = -(-n_rows // chunk_rows)
-    fitting = int(block_bytes // (bytes_per_row * chunk_rows)) if bytes_per_row else chunks
+    fitting = chunks if total <= block_bytes else int(block_bytes // (bytes_per_row * chunk_rows))
     rows = chunk_rows * max(1, min(fitting, -(-chunks // wanted)))
     starts = range(0, n_rows, rows)
     return tuple(RowBlock(i, start, min(start + rows, n_rows)) for i, start in enumerate(starts))
