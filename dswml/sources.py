@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 from zarr.storage import MemoryStore
 
 from dswml.blocks import DEFAULT_BLOCK_BYTES, RowBlock, plan_row_blocks
+from dswml.csr import CsrArray, CsrGroup, csr_rows
 from dswml.errors import DataError, UsageError
 from dswml.executor import Executor
 from dswml.storage import open_node, read_array
-from dswml.stored import CsrArray, CsrGroup, Dataset, StoredDataset, csr_rows
+from dswml.stored import Dataset, StoredDataset
 from dswml.validation import BlockFacts, binary_rows, check_dataset, warn_unused_labels
 
 __all__ = ["ArrayDataset", "as_dataset"]

@@ -5,28 +5,28 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from abc import ABC, abstractmethod
+from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, Literal, TypeAlias
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
-import scipy.sparse as sp
 import zarr
 from numpy.typing import NDArray
 
 from dswml.blocks import DEFAULT_BLOCK_BYTES, RowBlock, plan_row_blocks
+from dswml.csr import CsrArray, CsrGroup, member_array
 from dswml.errors import DataError, UsageError
 from dswml.executor import Executor
 from dswml.format import check_attributes
-from dswml.layout import index_dtype
 from dswml.storage import absolute_url, chunk_checksums, open_group, read_array, read_names
 
-__all__ = ["CsrArray", "CsrGroup", "Dataset", "StoredDataset", "csr_rows"]
+__all__ = ["CsrArray", "Dataset", "StoredDataset"]
 
 Normalize = Literal["l2"] | None
-CsrArray: TypeAlias = sp.csr_array[Any, tuple[int, int]]
 
 #: Attributes that are part of the content, and so of its fingerprint.
 _FACTS = (
@@ -159,62 +159,6 @@ class Dataset(ABC):
 
 
 @dataclass(frozen=True)
-class CsrGroup:
-    """The three arrays of a CSR matrix in AnnData's encoding."""
-
-    data: zarr.Array[Any]
-    indices: zarr.Array[Any]
-    indptr: zarr.Array[Any]
-    n_columns: int
-
-    @classmethod
-    def open(
-        cls, group: zarr.Group, path: str, n_rows: int, n_columns: int, store: str, nnz: int | None = None
-    ) -> CsrGroup:
-        """Open the arrays below a path of a group and check that their lengths fit."""
-        prefix = f"{path}/" if path else ""
-        data, indices, indptr = (
-            _member(group, f"{prefix}{part}", store) for part in ("data", "indices", "indptr")
-        )
-        entries = indices.shape[0] if nnz is None else nnz
-        for array, length in ((data, entries), (indices, entries), (indptr, n_rows + 1)):
-            if array.shape != (length,):
-                raise DataError(
-                    f"array {array.name.strip('/')} in {store} has shape {array.shape} "
-                    f"where ({length},) must be"
-                )
-        return cls(data, indices, indptr, n_columns)
-
-    @property
-    def arrays(self) -> list[zarr.Array[Any]]:
-        return [self.data, self.indices, self.indptr]
-
-    def read(self, start: int, stop: int, store: str) -> CsrArray:
-        indptr = read_array(self.indptr, start, stop + 1, store=store)
-        first, last = int(indptr[0]), int(indptr[-1])
-        if not 0 <= first <= last <= self.indices.shape[0]:
-            raise DataError(
-                f"array {self.indptr.name.strip('/')} in {store} sends rows [{start}, {stop}) to entries "
-                f"[{first}, {last}) of {self.indices.shape[0]}: make the store again"
-            )
-        indices = read_array(self.indices, first, last, store=store)
-        data = read_array(self.data, first, last, store=store)
-        return csr_rows(data, indices, indptr - first, (stop - start, self.n_columns))
-
-
-def csr_rows(
-    data: NDArray[Any], indices: NDArray[Any], indptr: NDArray[Any], shape: tuple[int, int]
-) -> CsrArray:
-    """Make a CSR array of these very arrays, with 32-bit indices where they suffice."""
-    indices = indices.astype(index_dtype(shape[1]), copy=False)
-    if len(data) <= np.iinfo(indices.dtype).max:
-        indptr = indptr.astype(indices.dtype, copy=False)
-    matrix: CsrArray = sp.csr_array(shape, dtype=data.dtype)
-    matrix.data, matrix.indices, matrix.indptr = data, indices, indptr
-    return matrix
-
-
-@dataclass(frozen=True)
 class _Opened:
     """The arrays and attributes of a store, opened once in each process."""
 
@@ -247,7 +191,7 @@ class _Opened:
 
     @cached_property
     def label_counts(self) -> NDArray[np.int64]:
-        array = _member(self.group, "label_counts", self.url)
+        array = member_array(self.group, "label_counts", self.url)
         counts = read_array(array, 0, array.shape[0], store=self.url)
         counts.flags.writeable = False
         return counts
@@ -271,31 +215,47 @@ class _Opened:
         return digest.hexdigest()
 
 
-def _member(group: zarr.Group, path: str, url: str) -> zarr.Array[Any]:
-    try:
-        array = group[path]
-    except KeyError:
-        raise DataError(f"array {path} is missing from {url}: restore the store or make it again") from None
-    except (ValueError, TypeError) as error:
-        raise DataError(f"array {path} in {url} has damaged metadata: {error}") from error
-    if not isinstance(array, zarr.Array):
-        raise DataError(f"{path} in {url} is a group where an array must be")
-    return array
+class _OpenStores:
+    """The stores this process has opened last, so that each is opened once however often it is sent."""
+
+    def __init__(self, most: int = 64) -> None:
+        self._most = most
+        self._stores: OrderedDict[tuple[str, str, str], _Opened] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def open(self, url: str, options: str) -> _Opened:
+        """Open the store as it is now."""
+        opened = _open_store(url, options)
+        with self._lock:
+            self._stores[url, options, opened.attrs["store_id"]] = opened
+            while len(self._stores) > self._most:
+                self._stores.popitem(last=False)
+        return opened
+
+    def reopen(self, url: str, options: str, store_id: str) -> _Opened:
+        """Return the store that another process has opened, and no other that took its place."""
+        with self._lock:
+            opened = self._stores.get((url, options, store_id))
+        if opened is None:
+            opened = self.open(url, options)
+        if opened.attrs["store_id"] != store_id:
+            raise DataError(f"the store {url} was replaced by another while it was in use: open it again")
+        return opened
 
 
-@lru_cache(maxsize=64)
-def _open_store(url: str, options: str, store_id: str | None) -> _Opened:
+_open_stores = _OpenStores()
+
+
+def _open_store(url: str, options: str) -> _Opened:
     group = open_group(url, "r", json.loads(options))
     attrs: dict[str, Any] = dict(group.attrs)
     check_attributes(attrs, url)
-    if store_id is not None and attrs["store_id"] != store_id:
-        raise DataError(f"the store {url} was replaced by another while it was in use: open it again")
     n_rows, n_features, n_labels = attrs["n_rows"], attrs["n_features"], attrs["n_labels"]
     x: zarr.Array[Any] | CsrGroup
     if attrs["sparse"]:
         x = CsrGroup.open(group, "X", n_rows, n_features, url, attrs["nnz_x"])
     else:
-        x = _member(group, "X", url)
+        x = member_array(group, "X", url)
         if x.shape != (n_rows, n_features):
             raise DataError(f"array X in {url} has shape {x.shape} where {(n_rows, n_features)} must be")
     y = CsrGroup.open(group, "Y", n_rows, n_labels, url, attrs["nnz_y"])
@@ -319,8 +279,10 @@ class StoredDataset(Dataset):
         self.block_bytes = block_bytes
         options = json.dumps(self.storage_options, sort_keys=True)
         if store_id is None:
-            store_id = str(dict(open_group(place, "r", storage_options).attrs).get("store_id"))
-        self._opened = opened = _open_store(place, options, store_id)
+            opened = _open_stores.open(place, options)
+        else:
+            opened = _open_stores.reopen(place, options, store_id)
+        self._opened = opened
         attrs = opened.attrs
         super().__init__(
             shape=(attrs["n_rows"], attrs["n_features"], attrs["n_labels"]),

@@ -11,10 +11,11 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dswml.blocks import RowBlock
+from dswml.csr import CsrArray
 from dswml.errors import DataError
 from dswml.executor import Executor, InProcessExecutor
 from dswml.scans import DECREASING, OUTSIDE, REPEATED, bits_of, scan_entries, scan_rows, scan_structure
-from dswml.stored import CsrArray, Dataset
+from dswml.stored import Dataset
 
 __all__ = ["BlockFacts", "ValidationReport", "binary_rows", "check_block", "check_dataset", "validate"]
 

@@ -14,6 +14,7 @@ import numpy as np
 import zarr
 from numpy.typing import DTypeLike, NDArray
 
+from dswml.csr import CsrArray
 from dswml.errors import DataError, IncompleteStoreError, StoreExistsError, UsageError
 from dswml.executor import Executor, InProcessExecutor
 from dswml.format import FORMAT, FORMAT_VERSION, create_arrays, fill_value, layout_of, new_attributes
@@ -28,7 +29,7 @@ from dswml.storage import (
     store_exists,
     write_names,
 )
-from dswml.stored import CsrArray, Normalize, StoredDataset
+from dswml.stored import Normalize, StoredDataset
 
 __all__ = ["DatasetWriter"]
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +27,7 @@ def test_blocks_cover_every_row_once_and_in_order(plan: dict[str, float]) -> Non
     assert [block.index for block in blocks] == list(range(len(blocks)))
     assert blocks[0].start == 0
     assert blocks[-1].stop == plan["n_rows"]
-    assert all(left.stop == right.start for left, right in zip(blocks, blocks[1:], strict=False))
+    assert all(left.stop == right.start for left, right in itertools.pairwise(blocks))
     assert all(block.n_rows > 0 for block in blocks)
 
 
