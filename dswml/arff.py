@@ -15,7 +15,7 @@ from dswml.rows import ArffRows
 __all__ = ["ArffHeader", "Attribute", "arff_rows", "parse_attribute", "parse_label_names", "read_arff_header"]
 
 _NUMERIC = {"numeric", "real", "integer"}
-_NAME = re.compile(r"""\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\s{'"]\S*))(?=[\s{])""")
+_NAME = re.compile(r"""\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^\s{'"][^\s{]*))(?=[\s{])""")
 _VALUE = re.compile(r"""\s*(?:'((?:[^'\\]|\\.)*)'|"((?:[^"\\]|\\.)*)"|([^,'"]*?))\s*(?:,|$)""")
 
 
@@ -61,10 +61,10 @@ def parse_attribute(declaration: str) -> Attribute:
     True
     """
     match = _NAME.match(declaration)
-    if match is None:
+    kind = "" if match is None else declaration[match.end() :].strip()
+    if match is None or not kind:
         raise DataError(f"{declaration.strip()[:80]!r} is not a name and a type")
     name = _unescape(match)
-    kind = declaration[match.end() :].strip()
     if kind.startswith("{") and kind.endswith("}"):
         return Attribute(name, _parse_values(kind[1:-1], name))
     if kind.lower() not in _NUMERIC:
@@ -76,9 +76,11 @@ def parse_attribute(declaration: str) -> Attribute:
 
 
 def _parse_values(text: str, name: str) -> tuple[str, ...]:
+    if "'" not in text and '"' not in text:
+        return tuple(value.strip() for value in text.split(","))
     values: list[str] = []
     position = 0
-    while position < len(text) or not values:
+    while position < len(text):
         match = _VALUE.match(text, position)
         if match is None:
             raise DataError(f"the values {{{text[:60]}}} of attribute {name!r} cannot be read")
@@ -125,7 +127,7 @@ def read_arff_header(lines: Iterable[bytes], *, place: str, max_bytes: int) -> A
             return ArffHeader(tuple(attributes), number, n_bytes)
         if keyword == "@attribute":
             try:
-                attributes.append(parse_attribute(rest + " "))
+                attributes.append(parse_attribute(rest))
             except DataError as error:
                 raise DataError(f"{place}, line {number}: {error}") from None
         elif keyword != "@relation":

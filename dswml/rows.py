@@ -116,6 +116,8 @@ class _Buffers:
     """The arrays that a kernel fills, large enough for whatever the text holds."""
 
     def __init__(self, lines: bytes, bytes_per_entry: int) -> None:
+        if lines and not lines.endswith(b"\n"):
+            lines += b"\n"  # without it the kernels would run past the end
         self.text = np.frombuffer(lines, dtype=np.uint8)
         n_rows, size = lines.count(b"\n"), len(lines)
         self.x_indptr = np.empty(n_rows + 1, dtype=np.int64)

@@ -383,7 +383,7 @@ def parse_labelled_rows(
 
 
 @nogil
-def _parse_field(text: Any, at: Any, words: Any, word_at: Any, known_at: Any, known: Any) -> Any:
+def _parse_field(text: Any, at: Any, words: Any, word_at: Any, field: Any, known_at: Any, known: Any) -> Any:
     """Parse a value of ARFF, quoted or not: a number or, with words, one of two; return value, end and code.
 
     The code is 0, or what is wrong, or minus the start of a number that is undecided.
@@ -393,14 +393,14 @@ def _parse_field(text: Any, at: Any, words: Any, word_at: Any, known_at: Any, kn
     quoted = text[at] == _QUOTE or text[at] == _APOSTROPHE
     start = at + 1 if quoted else at
     code = 0
-    if word_at[0] < 0:
+    if word_at[field, 0] < 0:
         value, end, status = known_number(text, start, known_at, known)
         if status != DECIDED:
             code = BAD_VALUE if status == MALFORMED else -start
     else:
         value, end, code = 0.0, start, NOT_DECLARED
         for k in range(2):
-            word = words[word_at[2 * k] : word_at[2 * k + 1]]
+            word = words[word_at[field, 2 * k] : word_at[field, 2 * k + 1]]
             if _matches(text, start, word):
                 after = text[start + len(word)]
                 ends = _is_blank(after) or after in (_COMMA, _CLOSE) or at_line_end(text, start + len(word))
@@ -483,7 +483,7 @@ def parse_arff_rows(
                 if number >= len(columns):
                     code, number = FIELD_COUNT, number + 1
                     break
-            value, end, code = _parse_field(text, i, words, word_at[number], known_at, known)
+            value, end, code = _parse_field(text, i, words, word_at, number, known_at, known)
             if code < 0:
                 undecided[n_undecided, 0], undecided[n_undecided, 1] = -code, end
                 n_undecided += 1

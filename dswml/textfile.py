@@ -171,7 +171,7 @@ def _stream_slices(read: Callable[[int], bytes], url: str, skip: int) -> Iterato
             raise _refuse_line(url, position)
         position, pending = position + cut, pending[cut:]
     if pending:
-        yield position, pending + b"\n"
+        yield position, pending
 
 
 def _range_slices(file: TextFile, start: int, stop: int, first: int) -> Iterator[tuple[int, bytes]]:
@@ -196,8 +196,7 @@ def _range_slices(file: TextFile, start: int, stop: int, first: int) -> Iterator
             if len(block) < min(wanted, file.size - start):
                 raise DataError(f"{file.url} became shorter while it was read")
             wanted *= 2
-        lines = block[:cut]
-        yield start, lines if lines.endswith(b"\n") else lines + b"\n"
+        yield start, block[:cut]
         start += cut
 
 
