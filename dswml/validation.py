@@ -165,21 +165,20 @@ def check_block(
 
 def _scan_features(x: NDArray[Any] | CsrArray, first_row: int, place: str) -> tuple[int, int, int]:
     """Return entries, rows of zeros and content of rows of X, which must be finite."""
+    requirement = "every feature must be a finite number"
     if isinstance(x, np.ndarray):
-        row, column, featureless, content = scan_rows(
-            np.ascontiguousarray(bits_of(x)[0]), first_row, *bits_of(x)[1:]
-        )
-        nnz, wrong = x.size, row >= 0
-        found = f"row {first_row + row}, column {column} of X in {place} is {x[row, column]}"
-    else:
-        _check_structure(x, "X", first_row, place)
-        bits, *masks = bits_of(x.data)
-        entry, featureless, content = scan_entries(x.indptr, x.indices, bits, x.shape[1], first_row, *masks)
-        nnz, wrong = int(x.nnz), entry >= 0
-        found = _entry(x, entry, "X", first_row, place) if wrong else ""
-    if wrong:
-        raise DataError(f"{found}: every feature must be a finite number")
-    return nnz, int(featureless), int(content)
+        bits, *masks = bits_of(np.ascontiguousarray(x))
+        row, column, featureless, content = scan_rows(bits, first_row, *masks)
+        if row >= 0:
+            found = f"row {first_row + row}, column {column} of X in {place} is {x[row, column]}"
+            raise DataError(f"{found}: {requirement}")
+        return x.size, int(featureless), int(content)
+    _check_structure(x, "X", first_row, place)
+    bits, *masks = bits_of(x.data)
+    entry, featureless, content = scan_entries(x.indptr, x.indices, bits, x.shape[1], first_row, *masks)
+    if entry >= 0:
+        raise DataError(f"{_entry(x, entry, 'X', first_row, place)}: {requirement}")
+    return int(x.nnz), int(featureless), int(content)
 
 
 def _entry(matrix: CsrArray, entry: int, name: str, first_row: int, place: str) -> str:
