@@ -21,6 +21,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: Verb -> "module:command". Modules are imported when the verb is used, so that the others start at once.
 VERBS = {
     "info": "dswml.cli_info:info",
+    "import": "dswml.cli_data:import_",
     "synth": "dswml.cli_data:synth",
     "validate": "dswml.cli_data:validate",
 }

@@ -1,4 +1,4 @@
-"""The verbs that make and check data sets: ``synth``, ``validate``."""
+"""The verbs that make and check data sets: ``import``, ``synth``, ``validate``."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import click
 from dswml.cli import verb_options
 from dswml.cli_info import dataset_lines, describe_dataset
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
-from dswml.progress import OnProgress, reporting, show_progress
+from dswml.progress import OnProgress, format_seconds, reporting, show_progress
 
 if TYPE_CHECKING:
     from dswml.dataset import Dataset
     from dswml.executor import Executor
 
-__all__ = ["synth", "validate"]
+__all__ = ["import_", "synth", "validate"]
 
 
 @contextmanager
@@ -37,9 +37,97 @@ def _long_work(cluster: ClusterOptions, silent: bool) -> Iterator[tuple[Executor
         yield executor, on_progress
 
 
-def _show(data: Dataset, as_json: bool) -> None:
+def _show(data: Dataset, as_json: bool, **more: Any) -> None:
     found = describe_dataset(data)
-    click.echo(json.dumps(found) if as_json else "\n".join(dataset_lines(found)))
+    click.echo(json.dumps({**found, **more}) if as_json else "\n".join(dataset_lines(found)))
+
+
+@click.command("import")
+@click.argument("src")
+@click.argument("dest")
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["auto", "xmlrepo", "svmlight", "arff", "npz", "npy", "anndata"]),
+    default="auto",
+    show_default=True,
+    help="Format of SRC; auto: found from its content.",
+)
+@click.option(
+    "--labels",
+    metavar="FILE",
+    help="What says more about the labels: Mulan's XML, label names one a line, or the file with Y; "
+    "without it a file beside SRC named after it.",
+)
+@click.option("--normalize", type=click.Choice(["l2"]), help="Scale the rows of X to unit norm.")
+@click.option(
+    "--on-error",
+    type=click.Choice(["raise", "skip"]),
+    default="raise",
+    show_default=True,
+    help="At a malformed line: stop, or leave it out and count it.",
+)
+@click.option(
+    "--zero-based/--one-based",
+    default=None,
+    help="How svmlight numbers features; without it found from the content.",
+)
+@click.option("--dtype", type=click.Choice(["float32", "float64"]), default="float32", show_default=True)
+@click.option("--resume", is_flag=True, help="Go on with an import that was interrupted.")
+@click.option("--overwrite", is_flag=True, help="Replace the store that is there.")
+@cluster_options
+@verb_options
+def import_(
+    src: str,
+    dest: str,
+    format_: str,
+    labels: str | None,
+    normalize: Literal["l2"] | None,
+    on_error: Literal["raise", "skip"],
+    zero_based: bool | None,
+    dtype: Literal["float32", "float64"],
+    resume: bool,
+    overwrite: bool,
+    cluster: ClusterOptions,
+    storage_options: dict[str, Any],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Import a file into a new data set.
+
+    SRC and DEST are paths or URLs. SRC is text in the Extreme Classification Repository's format, multi-label
+    svmlight or Mulan's ARFF, plain or packed with gzip, bzip2 or zstd; a pair of .npz or .npy files; or an
+    AnnData Zarr store. It is read twice: once to check and count, once to write.
+    """
+    with _long_work(cluster, quiet or as_json) as (executor, on_progress):
+        from dswml.importers import import_dataset
+
+        report = import_dataset(
+            src,
+            dest,
+            format=format_,
+            labels=labels,
+            normalize=normalize,
+            on_error=on_error,
+            overwrite=overwrite,
+            resume=resume,
+            zero_based="auto" if zero_based is None else zero_based,
+            dtype=dtype,
+            executor=executor,
+            on_progress=on_progress,
+            storage_options=storage_options,
+        )
+    from dswml.dataset import open_dataset
+
+    _show(open_dataset(dest, storage_options=storage_options), as_json, **{"import": asdict(report)})
+    if as_json:
+        return
+    click.echo(
+        f"Imported {report.source} ({report.format}) in {format_seconds(report.seconds)}; rows without "
+        f"a label: {report.rows_without_label:,}, without a feature: {report.rows_without_feature:,}"
+    )
+    if report.n_skipped:
+        click.echo(f"Warning: skipped lines: {report.n_skipped:,}, the first: {report.skipped[0]}", err=True)
 
 
 @click.command()
@@ -94,8 +182,9 @@ def synth(
 ) -> None:
     """Generate a synthetic data set.
 
-    DEST is a path or URL. The same options and seed give the same data whatever the chunks, the workers or the cluster.
-    A run that was interrupted goes on where it stopped when the same command is given again.
+    DEST is a path or URL. The same options and seed give the same data whatever the chunks, the
+    workers or the cluster. A run that was interrupted goes on where it stopped when the same command
+    is given again.
     """
     with _long_work(cluster, quiet or as_json) as (executor, on_progress):
         from dswml.synth import synthesize

@@ -83,7 +83,7 @@ def dataset_lines(found: Mapping[str, Any]) -> list[str]:
     normalized = "as given" if found["normalize"] is None else f"scaled to unit {found['normalize']} norm"
     lines = [
         f"{found['url']}: data set",
-        f"  rows        {found['n_rows']:,}, in {found['row_blocks']} row blocks, {normalized}",
+        f"  rows        {found['n_rows']:,}, {normalized}; row blocks: {found['row_blocks']}",
         f"  features    {found['n_features']:,}, {kind} {found['x_dtype']}, {found['nnz_x']:,} entries "
         f"({100 * found['x_density']:.3g} %, {found['nnz_x'] / found['n_rows']:.4g} a row)",
         f"  labels      {found['n_labels']:,}, {found['nnz_y']:,} ones "

@@ -233,3 +233,51 @@ def test_shells_complete_verbs(shell: str) -> None:
     assert "_DSWML_COMPLETE" in script.stdout
     words = {"COMP_WORDS": "dswml val", "COMP_CWORD": "val" if shell == "fish" else "1"}
     assert "validate" in command("dswml", _DSWML_COMPLETE=f"{shell}_complete", **words).stdout
+
+
+XMLREPO = "3 4 2\n0,1 0:1 3:0.5\n 2:1\n1\n"
+
+
+def test_import_takes_a_file_and_tells_what_it_was(tmp_path: Path) -> None:
+    (tmp_path / "tiny.txt").write_text(XMLREPO)
+    told = dswml("import", tmp_path / "tiny.txt", tmp_path / "tiny.zarr", "--normalize", "l2", "--json")
+    assert told.exit_code == 0, told.stderr
+    assert told.stderr == ""
+    found = json.loads(told.stdout)
+    assert (found["n_rows"], found["n_features"], found["n_labels"], found["k_hat"]) == (3, 4, 2, 2)
+    assert found["normalize"] == "l2"
+    assert found["import"]["format"] == "xmlrepo"
+    assert found["import"]["rows_without_label"] == 1
+
+
+def test_import_ends_with_3_at_a_malformed_line_or_skips_it_when_told_to(tmp_path: Path) -> None:
+    source = tmp_path / "tiny.txt"
+    source.write_text(XMLREPO.replace("3 4 2", "4 4 2") + "0 1:x\n")
+    told = dswml("import", source, tmp_path / "tiny.zarr")
+    assert told.exit_code == 3
+    assert "line 5" in told.stderr
+    assert not (tmp_path / "tiny.zarr").exists()
+    told = dswml("import", source, tmp_path / "tiny.zarr", "--on-error", "skip")
+    assert told.exit_code == 0, told.stderr
+    assert "Warning: skipped lines: 1" in told.stderr
+    assert dswml("import", source, tmp_path / "tiny.zarr").exit_code == 2
+
+
+def test_import_numbers_svmlight_features_as_told(tmp_path: Path) -> None:
+    (tmp_path / "a.svm").write_text("0 1:1 2:2\n1 3:1\n")
+    shapes = []
+    for option in ([], ["--zero-based"], ["--one-based"]):
+        told = dswml("import", tmp_path / "a.svm", tmp_path / "a.zarr", "--overwrite", "--json", *option)
+        shapes.append(json.loads(told.stdout)["n_features"])
+    assert shapes == [3, 4, 3]
+
+
+def test_info_tells_the_shape_of_the_real_data(tmp_path: Path, real_data: Path) -> None:
+    told = dswml(
+        "import", real_data / "mulan" / "emotions.arff", tmp_path / "emotions.zarr", "--workers", "1"
+    )
+    assert told.exit_code == 0, told.stderr
+    found = json.loads(dswml("info", tmp_path / "emotions.zarr", "--json").stdout)
+    assert (found["n_rows"], found["n_features"], found["n_labels"], found["k_hat"]) == (593, 72, 6, 3)
+    assert found["p0"] >= 1
+    assert "2 K_hat >= L" in found["p0_note"]
