@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import fsspec
@@ -22,7 +23,7 @@ from zarr.core.sync import sync
 from zarr.errors import ContainsArrayError
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
-from dswml.errors import DataError, StoreExistsError, StoreNotFoundError, UsageError
+from dswml.errors import DataError, DswmlError, StoreExistsError, StoreNotFoundError, UsageError
 
 __all__ = [
     "CSR_INDICES",
@@ -119,13 +120,24 @@ def _zarr_store(url: str, storage_options: StorageOptions | None, *, read_only: 
     return FsspecStore.from_url(url, dict(storage_options or {}), read_only=read_only)
 
 
+@contextlib.contextmanager
+def _reaching(url: str) -> Iterator[None]:
+    """Turn the failures of file systems, each of which has exceptions of its own, into one of ours."""
+    try:
+        yield
+    except DswmlError:
+        raise
+    except Exception as error:
+        raise DataError(f"{url} cannot be reached: {type(error).__name__}: {error}") from error
+
+
 def store_exists(url: str | os.PathLike[str], storage_options: StorageOptions | None = None) -> bool:
     """Tell whether there is anything at all at the place; an empty directory is nothing."""
-    fs, path = filesystem(absolute_url(url), storage_options)
-    fs.invalidate_cache()
-    if not fs.exists(path):
-        return False
-    return bool(fs.isfile(path) or fs.ls(path, detail=False))
+    url = absolute_url(url)
+    fs, path = filesystem(url, storage_options)
+    with _reaching(url):
+        fs.invalidate_cache()
+        return bool(fs.exists(path) and (fs.isfile(path) or fs.ls(path, detail=False)))
 
 
 def remove_store(url: str | os.PathLike[str], storage_options: StorageOptions | None = None) -> None:
@@ -139,18 +151,19 @@ def remove_store(url: str | os.PathLike[str], storage_options: StorageOptions | 
         return
     fs, path = filesystem(url, storage_options)
     root = f"{path}/{_ROOT}"
-    if not fs.exists(root):
-        raise StoreExistsError(
-            f"{url} exists and is not a Zarr store: it is not deleted; choose another place"
-        )
-    fs.pipe_file(root, b'{"zarr_format": 3, "node_type": "group", "attributes": {"complete": false}}')
-    for entry in fs.ls(path, detail=False):
-        if not entry.endswith(f"/{_ROOT}"):
-            fs.rm(entry, recursive=True)
-    fs.rm_file(root)
-    if fs.isdir(path):
-        fs.rmdir(path)
-    fs.invalidate_cache()
+    with _reaching(url):
+        if not fs.exists(root):
+            raise StoreExistsError(
+                f"{url} exists and is not a Zarr store: it is not deleted; choose another place"
+            )
+        fs.pipe_file(root, b'{"zarr_format": 3, "node_type": "group", "attributes": {"complete": false}}')
+        for entry in fs.ls(path, detail=False):
+            if not entry.endswith(f"/{_ROOT}"):
+                fs.rm(entry, recursive=True)
+        fs.rm_file(root)
+        if fs.isdir(path):
+            fs.rmdir(path)
+        fs.invalidate_cache()
 
 
 def open_group(
@@ -186,21 +199,24 @@ def open_group(
     url = absolute_url(url)
     if mode == "w" and store_exists(url, storage_options):
         raise StoreExistsError(f"{url} exists: choose another place or ask to overwrite it")
-    if mode != "w" and not store_exists(url, storage_options):
+    if mode == "r+" and not store_exists(url, storage_options):
         raise StoreNotFoundError(f"there is no store at {url}")
     store = _zarr_store(url, storage_options, read_only=mode == "r")
-    try:
-        if mode == "w":
-            return zarr.create_group(store, zarr_format=3)
-        if mode == "r":
-            return zarr.open_group(_WholeStore(store), mode="r", zarr_format=3)
-        return zarr.open_group(store, mode="r+", zarr_format=3)
-    except ContainsArrayError as error:
-        raise DataError(f"{url} is a Zarr array, not a group") from error
-    except FileNotFoundError as error:
-        raise DataError(f"{url} is not a Zarr v3 group (it has no {_ROOT})") from error
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise DataError(f"{url} cannot be opened as a Zarr v3 group: {error}") from error
+    with _reaching(url):
+        try:
+            if mode == "w":
+                return zarr.create_group(store, zarr_format=3)
+            if mode == "r":
+                return zarr.open_group(_WholeStore(store), mode="r", zarr_format=3)
+            return zarr.open_group(store, mode="r+", zarr_format=3)
+        except ContainsArrayError as error:
+            raise DataError(f"{url} is a Zarr array, not a group") from error
+        except FileNotFoundError as error:
+            if not store_exists(url, storage_options):
+                raise StoreNotFoundError(f"there is no store at {url}") from error
+            raise DataError(f"{url} is not a Zarr v3 group (it has no {_ROOT})") from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{url} cannot be opened as a Zarr v3 group: {error}") from error
 
 
 def open_node(
@@ -210,10 +226,11 @@ def open_node(
     url = absolute_url(url)
     if not store_exists(url, storage_options):
         raise StoreNotFoundError(f"there is no store at {url}")
-    try:
-        return zarr.open(_zarr_store(url, storage_options, read_only=True), mode="r")
-    except (ValueError, KeyError, TypeError, OSError) as error:
-        raise DataError(f"{url} cannot be opened as a Zarr array or group: {error}") from error
+    with _reaching(url):
+        try:
+            return zarr.open(_zarr_store(url, storage_options, read_only=True), mode="r")
+        except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
+            raise DataError(f"{url} cannot be opened as a Zarr array or group: {error}") from error
 
 
 def read_array(array: zarr.Array[Any], start: int, stop: int, *, store: str) -> NDArray[Any]:

@@ -14,7 +14,7 @@ import numpy as np
 import zarr
 from numpy.typing import DTypeLike, NDArray
 
-from dswml.csr import CsrArray
+from dswml.csr import CsrArray, member_array
 from dswml.errors import DataError, IncompleteStoreError, StoreExistsError, UsageError
 from dswml.executor import Executor, InProcessExecutor
 from dswml.format import FORMAT, FORMAT_VERSION, create_arrays, fill_value, layout_of, new_attributes
@@ -182,13 +182,13 @@ class DatasetWriter:
             )
         counts = {name: attrs[name] for name in ("n_rows", "n_features", "n_labels", "nnz_y")}
         sparse = bool(attrs["sparse"])
-        x = _array(group, "X/data" if sparse else "X")
-        rows = _array(group, "X/indptr") if sparse else x
+        x = member_array(group, "X/data" if sparse else "X", place)
+        rows = member_array(group, "X/indptr", place) if sparse else x
         layout = Layout(
             rows=layout_of(rows),
-            indptr=layout_of(_array(group, "Y/indptr")),
+            indptr=layout_of(member_array(group, "Y/indptr", place)),
             x=layout_of(x),
-            y=layout_of(_array(group, "Y/indices")),
+            y=layout_of(member_array(group, "Y/indices", place)),
         )
         return cls(
             url=place,
@@ -313,7 +313,7 @@ class DatasetWriter:
         group = self._group
         self._join(executor)
         for name in self._arrays:
-            missing = missing_chunks(_array(group, name))
+            missing = missing_chunks(self._array(name))
             if missing:
                 raise IncompleteStoreError(
                     f"{self.url} cannot be completed: chunk {missing[0]} of array {name} was never written "
@@ -337,6 +337,9 @@ class DatasetWriter:
     @property
     def _group(self) -> zarr.Group:
         return _open_for_writing(self.url, json.dumps(dict(self.storage_options)), self.store_id)
+
+    def _array(self, name: str) -> zarr.Array[Any]:
+        return _open_array(self.url, json.dumps(dict(self.storage_options)), self.store_id, name)
 
     @property
     def _sidecar(self) -> Sidecar:
@@ -368,7 +371,7 @@ class DatasetWriter:
                 f"[{first}, {stop}) of array {name} does not begin and end with its units of {unit}: "
                 "two workers could write the same chunk"
             )
-        array = _array(self._group, name)
+        array = self._array(name)
         if head > first:
             self._sidecar.keep(name, first, values[: head - first])
         if tail > head:
@@ -406,7 +409,7 @@ def _join_unit(item: tuple[str, int, tuple[int, ...]], writer: DatasetWriter) ->
             f"{writer.url} cannot be completed: array {name} was not written from {position} to {end}, "
             "or twice with different pieces; run again with --overwrite (overwrite=True)"
         )
-    _array(writer._group, name)[unit * layout.unit : end] = np.concatenate(parts)
+    writer._array(name)[unit * layout.unit : end] = np.concatenate(parts)
 
 
 @lru_cache(maxsize=16)
@@ -417,7 +420,6 @@ def _open_for_writing(url: str, options: str, store_id: str) -> zarr.Group:
     return group
 
 
-def _array(group: zarr.Group, name: str) -> zarr.Array[Any]:
-    array = group[name]
-    assert isinstance(array, zarr.Array)
-    return array
+@lru_cache(maxsize=128)
+def _open_array(url: str, options: str, store_id: str, name: str) -> zarr.Array[Any]:
+    return member_array(_open_for_writing(url, options, store_id), name, url)
