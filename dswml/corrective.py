@@ -37,6 +37,11 @@ Array = npt.NDArray[Any]
 SERIAL_WORK = 1_000_000
 #: Iterations between two looks at the gap of the small problem.
 CHECK_EVERY = 8
+#: Gradient steps before splitting takes over, and steps of the latter.
+GRADIENT_STEPS = 600
+SPLITTING_STEPS = 2000
+#: Largest L r^3 for which the Hessians of all labels are decomposed.
+DECOMPOSED_WORK = 2e9
 
 
 def plan_directions(n_rows: int, n_features: int, label_counts: Array, limit: int) -> tuple[int, Array]:
@@ -205,6 +210,21 @@ class Quadratic:
         out *= 2 / self.n_rows
         return out
 
+    def hessians(self) -> Array:
+        """Second derivatives with respect to each m_l (L x r x r)."""
+        stats = self.statistics
+        out = np.empty((stats.n_labels, stats.rank, stats.rank))
+        for label in range(stats.n_labels):
+            if stats.place[label] >= 0:
+                out[label] = stats.grams[stats.place[label]]
+            else:
+                active = stats.z[stats.rows[stats.indptr[label] : stats.indptr[label + 1]]]
+                out[label] = active.T @ active
+        out *= 1 - 2 * self.p0
+        out += self.p0 * stats.g0
+        out *= 2 / self.n_rows
+        return out
+
     def value(self, mt: Array, gradient: Array) -> float:
         """F at M, given the gradient there."""
         p1 = 1 - self.p0
@@ -258,30 +278,43 @@ class Corrected:
 
 
 def solve(
-    problem: Quadratic,
-    start: Array,
-    radius: float,
-    tol: float,
-    *,
-    curvature: float = 1e-6,
-    max_iter: int = 3000,
+    problem: Quadratic, start: Array, radius: float, tol: float, *, curvature: float = 1e-6
 ) -> Corrected:
-    """Accelerated projected gradient with adaptive restart, to a duality gap of ``tol``.
+    """Minimise over the nuclear ball to a duality gap of ``tol``.
+
+    Projected gradients need few iterations on data of a sane scale. Where they do not, as with
+    features far from the origin, and the problem is small enough, its Hessians are decomposed once
+    and splitting, which does not mind their condition, takes over.
+    """
+    found = _accelerated_gradient(problem, start, radius, tol, curvature, GRADIENT_STEPS)
+    if found.gap <= tol:
+        return found
+    stats = problem.statistics
+    if stats.n_labels * stats.rank**3 <= DECOMPOSED_WORK:
+        split = _splitting(problem, found, radius, tol)
+        return split if split.gap < found.gap else found
+    return _accelerated_gradient(problem, found.mt, radius, tol, found.curvature, 4 * GRADIENT_STEPS)
+
+
+def _accelerated_gradient(
+    problem: Quadratic, start: Array, radius: float, tol: float, curvature: float, max_iter: int
+) -> Corrected:
+    """Accelerated projected gradient with adaptive restart.
 
     F is quadratic, so its gradient at an extrapolated point is the extrapolated gradient and an
-    iteration costs one multiplication with the statistics. The step follows the curvature met
-    along the way, which is far below the largest; ``curvature`` is the first guess of it.
+    iteration costs one multiplication with the statistics. The step follows the largest curvature
+    met along the way, which is far below the largest there is.
     """
     x = start
     gradient_x = problem.gradient(x)
     y, gradient_y = x, gradient_x
     momentum, iteration = 1.0, 0
+    curvature *= 0.3
     while True:
-        gap = float(np.vdot(x, gradient_x)) + radius * top_singular_value(gradient_x)
+        gap = _gap(x, gradient_x, radius)
         if gap <= tol or iteration >= max_iter:
             break
         for _ in range(CHECK_EVERY):
-            curvature *= 0.85
             while True:
                 x_new = project_nuclear(y - gradient_y / curvature, radius)
                 gradient_new = problem.gradient(x_new)
@@ -295,9 +328,43 @@ def solve(
                 momentum = 1.0
             following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
             weight = (momentum - 1) / following
-            previous, x, momentum = x, x_new, following
-            y = x + weight * (x - previous)
+            y = x_new + weight * (x_new - x)
             gradient_y = gradient_new + weight * (gradient_new - gradient_x)
-            gradient_x = gradient_new
+            x, gradient_x, momentum = x_new, gradient_new, following
             iteration += 1
     return Corrected(x, gradient_x, problem.value(x, gradient_x), gap, curvature, iteration)
+
+
+def _splitting(problem: Quadratic, start: Corrected, radius: float, tol: float) -> Corrected:
+    """Alternate exact minimisation per label with the projection (ADMM), balancing the two."""
+    values, vectors = np.linalg.eigh(problem.hessians())
+    values = np.maximum(values, 0)
+    linear = 2 * (1 - problem.p0) / problem.n_rows * problem.statistics.positives
+    rotated = np.matmul(linear[:, None, :], vectors)[:, 0]
+    penalty = float(np.sqrt(values.max() * max(values.max(axis=1).min(), values.max() * 1e-12)))
+    feasible, dual = start.mt, np.zeros_like(start.mt)
+    best = start
+    for iteration in range(1, SPLITTING_STEPS + 1):
+        target = np.matmul((feasible - dual)[:, None, :], vectors)[:, 0]
+        free = (rotated + penalty * target) / (values + penalty)
+        free = np.matmul(vectors, free[:, :, None])[:, :, 0]
+        before, feasible = feasible, project_nuclear(free + dual, radius)
+        dual = dual + free - feasible
+        if iteration % CHECK_EVERY:
+            continue
+        gradient = problem.gradient(feasible)
+        gap = _gap(feasible, gradient, radius)
+        if gap < best.gap:
+            value = problem.value(feasible, gradient)
+            best = Corrected(feasible, gradient, value, gap, start.curvature, start.iterations + iteration)
+        if gap <= tol:
+            break
+        apart = float(np.linalg.norm(free - feasible))
+        moved = float(np.linalg.norm(feasible - before))
+        factor = float(np.clip(apart / max(moved, 1e-300), 0.2, 5.0))
+        penalty, dual = penalty * factor, dual / factor
+    return best
+
+
+def _gap(mt: Array, gradient: Array, radius: float) -> float:
+    return float(np.vdot(mt, gradient)) + radius * top_singular_value(gradient)

@@ -76,7 +76,8 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
     block_size : int or "auto", default="auto"
         Directions per iteration. 1 with ``step="open-loop"`` is the classical algorithm.
     tol : float, default=1e-3
-        Certified duality gap, relative to the objective, at which the fit ends.
+        Certified duality gap, relative to the objective (but to no less than a thousandth of F(0)), at
+        which the fit ends.
     max_iter : int, default=1000
     max_passes : int, optional
         Most reads of X.
@@ -197,6 +198,8 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         with current_executor(data) as executor:
             model, solution = train(data, parameters, executor, callbacks=tuple(self.callbacks or ()))
         self.one_label_ = classes is not None
+        own = not self.one_label_ and isinstance(Y, np.ndarray) and Y.dtype.kind in "iufb"
+        self.label_dtype_ = Y.dtype if own else np.dtype(np.uint8)
         if classes is None:
             classes = np.arange(data.n_labels) if model.label_names is None else np.array(model.label_names)
         self.classes_ = classes
@@ -223,10 +226,11 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         def block(model: Model, rows: Any) -> Any:
             if self.one_label_:
                 return self.classes_[np.argmax(model.decision_function(rows), axis=1)]
-            labels = model.predict(rows)
+            labels = model.predict(rows).astype(self.label_dtype_, copy=False)
             return labels if sp.issparse(rows) else labels.toarray()
 
-        return self._apply(X, block, self.classes_.dtype if self._fitted().one_label_ else np.dtype(np.uint8))
+        fitted = self._fitted()
+        return self._apply(X, block, fitted.classes_.dtype if fitted.one_label_ else fitted.label_dtype_)
 
     def decision_function(self, X: Any) -> Any:
         """Return the scores XW, dense (n, L), in the form that `predict` explains."""

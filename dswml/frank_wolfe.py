@@ -38,6 +38,8 @@ ASSEMBLED_SIDE = 2048
 MIN_BLOCK, MAX_BLOCK = 20, 80
 #: The small problem is solved to this share of the current gap.
 INNER_SHARE = 0.1
+#: The gap is relative to F(W), or to this share of F(0) where F(W) is smaller still.
+OBJECTIVE_FLOOR = 1e-3
 #: Rounds of the matrix-free oracle, when a step rule wants the top pair itself.
 MAX_ROUNDS = 200
 
@@ -126,6 +128,7 @@ class _Run:
         self.history: list[Record] = []
         self.certificate: Certificate | None = None
         self.certify_below = options.tol
+        self.floor = 0.0
         entries = problem.n_features * problem.n_labels
         side = min(problem.n_features, problem.n_labels)
         small = entries <= ASSEMBLED_ENTRIES and side <= ASSEMBLED_SIDE
@@ -142,7 +145,9 @@ class _Run:
         while True:
             answer = self.linear_oracle()
             gap, certified = self.gap(answer)
-            relative = gap / answer.objective if answer.objective > 0 else 0.0
+            if not self.history:
+                self.floor = OBJECTIVE_FLOOR * answer.objective
+            relative = gap / self.scale(answer)
             record = Record(
                 self.iteration,
                 self.problem.passes,
@@ -161,6 +166,10 @@ class _Run:
                 return self.solution(record, status)
             self.mt = self.step(answer, gap)
             self.iteration += 1
+
+    def scale(self, answer: Answer) -> float:
+        """What the gap is relative to: F(W), or a share of F(0) where the data can be interpolated."""
+        return max(answer.objective, self.floor, np.finfo(float).tiny)
 
     def status(self, record: Record, stopped: bool) -> str | None:
         options = self.options
@@ -220,7 +229,7 @@ class _Run:
             self.certificate = Certificate("assembled", estimate, 1.0)
             return estimate, True
         self.certificate = None
-        if estimate > self.certify_below * answer.objective:
+        if estimate > self.certify_below * self.scale(answer):
             return estimate, False
         problem, mt = self.problem, self.mt
 
@@ -239,8 +248,8 @@ class _Run:
         gap = max(answer.slope + problem.radius * bound.sigma, 0.0)
         self.last_right = bound.block
         self.certificate = Certificate("lanczos", gap, bound.confidence)
-        if gap > self.options.tol * answer.objective:
-            self.certify_below = estimate / answer.objective / 2  # not again until it has halved
+        if gap > self.options.tol * self.scale(answer):
+            self.certify_below = estimate / self.scale(answer) / 2  # not again until it has halved
         return gap, True
 
     # The step rules
@@ -292,7 +301,7 @@ class _Run:
             Quadratic(problem.statistics, problem.n_rows, problem.p0, self.pool),
             self.mt,
             problem.radius,
-            max(INNER_SHARE * gap, 1e-14 * answer.objective),
+            max(INNER_SHARE * gap, 1e-14 * self.scale(answer)),
             curvature=self.curvature,
         )
         self.curvature = corrected.curvature

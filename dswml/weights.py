@@ -74,7 +74,7 @@ def label_probability(scores: Array, p0: float, loss: str = "square") -> Array:
     """
     p1 = 1 - p0
     if loss == "square":
-        score = np.clip(scores, 0.0, 1.0)
+        score = np.clip(scores, 1e-9, 1 - 1e-9)  # never impossible, never certain
         odds_active, odds_inactive = p0 * score, p1 * (1 - score)
         probability: Array = odds_active / (odds_active + odds_inactive)
         return probability
