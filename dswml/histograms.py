@@ -8,6 +8,7 @@ follows from them. Scores are compared with edges in float64, and NaN is refused
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -140,7 +141,8 @@ def score_histogram_block(y_true: Any, scores: Array, edges: Array, first_label:
     >>> score_histogram_block([[0, 1, 1]], np.array([[0.1, 0.2, 0.9]]), np.array([0.5]))
     {'active_scores': array([1, 1]), 'inactive_scores': array([1, 0])}
     """
-    return {name: counts[0] for name, counts in _histogram(y_true, scores, edges, first_label, 1).items()}
+    active, inactive = _histogram(y_true, scores, edges, first_label, 1)
+    return {"active_scores": active[0], "inactive_scores": inactive[0]}
 
 
 def label_histogram_block(y_true: Any, scores: Array, edges: Array, first_label: int = 0) -> Partial:
@@ -152,7 +154,7 @@ def label_histogram_block(y_true: Any, scores: Array, edges: Array, first_label:
     Returns
     -------
     dict of str to ndarray
-        "active_scores" and "inactive_scores", int64 counts (t, B + 2).
+        "label_active_scores" and "label_inactive_scores", int64 counts (t, B + 2).
     """
     n_labels, n_bins = score_tile(scores).shape[1], np.size(edges) + 1
     if n_labels * n_bins > MAX_LABEL_BINS:
@@ -160,7 +162,8 @@ def label_histogram_block(y_true: Any, scores: Array, edges: Array, first_label:
             f"{n_labels} labels x {n_bins} bins exceed {MAX_LABEL_BINS} counts: "
             "use fewer edges, or one threshold for all labels"
         )
-    return _histogram(y_true, scores, edges, first_label, n_labels)
+    active, inactive = _histogram(y_true, scores, edges, first_label, n_labels)
+    return {"label_active_scores": active, "label_inactive_scores": inactive}
 
 
 def checked_edges(edges: Any) -> Array:
@@ -169,7 +172,7 @@ def checked_edges(edges: Any) -> Array:
         checked.ndim != 1
         or not checked.size
         or not np.isfinite(checked).all()
-        or (np.diff(checked) <= 0).any()
+        or (checked[1:] <= checked[:-1]).any()
     ):
         raise UsageError("edges must be a vector of increasing, finite numbers: see uniform_edges")
     return checked
@@ -185,7 +188,9 @@ def matching_tile(y_true: Any, scores: Array, first_label: int) -> tuple[Any, Ar
     return labels, tile
 
 
-def _histogram(y_true: Any, scores: Array, edges: Array, first_label: int, groups: int) -> Partial:
+def _histogram(
+    y_true: Any, scores: Array, edges: Array, first_label: int, groups: int
+) -> tuple[Array, Array]:
     labels, tile = matching_tile(y_true, scores, first_label)
     edges = checked_edges(edges)
     active = np.zeros((groups, edges.size + 1), dtype=np.int64)
@@ -193,16 +198,16 @@ def _histogram(y_true: Any, scores: Array, edges: Array, first_label: int, group
     cells, scale = _cells(edges)
     nan = _count_scores(labels.indptr, labels.indices, tile, first_label, edges, cells, scale, active, total)
     refuse_nan(nan, tile, first_label)
-    return {"active_scores": active, "inactive_scores": total - active}
+    return active, total - active
 
 
 def _cells(edges: Array) -> tuple[Array, float]:
     """Cut the range of the edges into equal cells; return for each how many edges lie in those before it."""
     number = min(2 * edges.size, 2**20)
-    width = edges[-1] - edges[0]
-    scale = float(number / width) if width > 0 else 0.0
-    if not (np.isfinite(width) and np.isfinite(scale)):
-        scale = 0.0
+    # Python's numbers: a width that overflows, or whose inverse does, is no error but means one cell.
+    width = float(edges[-1]) - float(edges[0])
+    scale = number / width if width > 0 else 0.0
+    scale = scale if math.isfinite(scale) else 0.0
     return _edges_before(edges, scale, number), scale
 
 

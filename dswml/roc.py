@@ -163,8 +163,8 @@ def best_label_thresholds(
     array([0. , 0.5])
     """
     thresholds = np.concatenate([checked_edges(edges), [np.inf]])
-    tp = _at_least(partial["active_scores"])
-    predicted = tp + _at_least(partial["inactive_scores"])
+    tp = _at_least(partial["label_active_scores"])
+    predicted = tp + _at_least(partial["label_inactive_scores"])
     active = tp[:, 0].copy()
     tp, predicted = tp[:, 1:], predicted[:, 1:]
     if score == "macro_f1":
