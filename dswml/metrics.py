@@ -67,6 +67,7 @@ from .roc import (
 )
 from .selection import (
     compiled,
+    empty_top_k,
     label_rows,
     labels_of_top_k,
     merge_top_k,
@@ -83,6 +84,7 @@ __all__ = [
     "best_label_thresholds",
     "coverage",
     "coverage_at_k",
+    "empty_top_k",
     "evaluate",
     "exact_edges",
     "hamming_loss",
