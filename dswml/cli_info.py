@@ -12,8 +12,9 @@ from dswml.cli import verb_options
 
 if TYPE_CHECKING:
     from dswml.dataset import Dataset
+    from dswml.model import Model
 
-__all__ = ["dataset_lines", "describe_dataset", "info"]
+__all__ = ["dataset_lines", "describe_dataset", "describe_model", "info", "model_lines"]
 
 Description = dict[str, Any]
 
@@ -76,14 +77,18 @@ def describe_dataset(data: Dataset) -> Description:
     }
 
 
+def _scaling(normalize: str | None) -> str:
+    return "as given" if normalize is None else f"scaled to unit {normalize} norm"
+
+
 def dataset_lines(found: Mapping[str, Any]) -> list[str]:
     """Write a description of `describe_dataset` for people."""
     kind = "sparse" if found["x_sparse"] else "dense"
     rows = found["rows_per_label"]
-    normalized = "as given" if found["normalize"] is None else f"scaled to unit {found['normalize']} norm"
     lines = [
         f"{found['url']}: data set",
-        f"  rows        {found['n_rows']:,}, {normalized}; row blocks: {found['row_blocks']}",
+        f"  rows        {found['n_rows']:,}, {_scaling(found['normalize'])}, row blocks: "
+        f"{found['row_blocks']}",
         f"  features    {found['n_features']:,}, {kind} {found['x_dtype']}, {found['nnz_x']:,} entries "
         f"({100 * found['x_density']:.3g} %, {found['nnz_x'] / found['n_rows']:.4g} a row)",
         f"  labels      {found['n_labels']:,}, {found['nnz_y']:,} ones "
@@ -110,8 +115,56 @@ def _dataset(store: str, options: Mapping[str, Any]) -> tuple[Description, Calla
     return found, lambda: dataset_lines(found)
 
 
+def describe_model(model: Model, url: str) -> Description:
+    """Return what a model is and how its fit went."""
+    return {
+        "kind": "model",
+        "url": url,
+        "n_features": model.n_features,
+        "n_labels": model.n_labels,
+        "rank": model.rank,
+        "p0": model.p0,
+        "loss": model.loss,
+        "threshold": model.threshold,
+        "normalize": model.normalize,
+        "intercept": model.intercept,
+        "label_names": model.label_names is not None,
+        "feature_names": model.feature_names is not None,
+        **model.info,
+    }
+
+
+def model_lines(found: Mapping[str, Any]) -> list[str]:
+    """Write a description of `describe_model` for people."""
+    lines = [
+        f"{found['url']}: model",
+        f"  features    {found['n_features']:,}, rows {_scaling(found['normalize'])}, "
+        f"intercept {found['intercept']:g}",
+        f"  labels      {found['n_labels']:,}, predicted from a score of {found['threshold']:g} on",
+        f"  rank        {found['rank']}",
+        f"  loss        {found['loss']}, p0 = {found['p0']:.4g}",
+    ]
+    if "objective" in found:
+        certified = found.get("certificate")
+        kind = f"certified ({certified['method']})" if certified else "estimated"
+        lines += [
+            f"  radius      {found['parameters']['radius']:g}",
+            f"  objective   {found['objective']:.6g}, relative gap {found['relative_gap']:.2g} {kind}",
+            f"  fit         {found['status']} after {found['iterations']} iterations, "
+            f"{found['passes']} passes, {found['seconds']:.1f} s",
+        ]
+    return lines
+
+
+def _model(store: str, options: Mapping[str, Any]) -> tuple[Description, Callable[[], list[str]]]:
+    from dswml.model import load_model
+
+    found = describe_model(load_model(store, storage_options=options), store)
+    return found, lambda: model_lines(found)
+
+
 #: What the root attribute ``format`` of a store says it is -> its description, and the same for people.
-_KINDS = {"dswml-dataset": _dataset}
+_KINDS = {"dswml-dataset": _dataset, "dswml-model": _model}
 
 
 @click.command()
@@ -120,7 +173,8 @@ _KINDS = {"dswml-dataset": _dataset}
 def info(store: str, as_json: bool, quiet: bool, storage_options: dict[str, Any]) -> None:
     """Tell what is in a store.
 
-    STORE is a path or URL. Shown are shape, chunks, sparsity, K_hat, p0 and label frequencies.
+    STORE is the path or URL of a data set (shown: shape, chunks, sparsity, K_hat, p0, label frequencies) or
+    of a model (shown: shape, rank, weights, and how its fit went).
     """
     from dswml.storage import open_group
 

@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 
+from dswml import SparseWeightedClassifier
 from dswml.cli import VERBS, cli
-from dswml.dataset import create_dataset
+from dswml.dataset import create_dataset, open_dataset
 
 SYNTH = ["--rows", "300", "--features", "10", "--labels", "40", "--sparsity", "4"]
 
@@ -105,6 +106,19 @@ def test_info_says_where_the_weights_of_the_paper_are_of_no_use(
     assert found["p0"] == pytest.approx(p0)
     assert note in (found["p0_note"] or "")
     assert bool(note) == (found["p0_note"] is not None)
+
+
+def test_info_describes_a_model(tmp_path: Path, store: Path) -> None:
+    classifier = SparseWeightedClassifier(radius=2.0, tol=0.1).fit(open_dataset(store))
+    classifier.model_.save(tmp_path / "model.zarr")
+    found = json.loads(dswml("info", tmp_path / "model.zarr", "--json").stdout)
+    assert found["kind"] == "model"
+    assert (found["n_features"], found["n_labels"]) == (10, 40)
+    assert found["rank"] == classifier.model_.rank
+    assert found["objective"] == pytest.approx(classifier.objective_)
+    told = dswml("info", tmp_path / "model.zarr")
+    assert "radius      2" in told.stdout
+    assert classifier.status_ in told.stdout
 
 
 def test_synth_writes_what_info_then_tells(tmp_path: Path) -> None:
