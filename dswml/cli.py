@@ -23,6 +23,7 @@ VERBS = {
     "info": "dswml.cli_info:info",
     "import": "dswml.cli_data:import_",
     "synth": "dswml.cli_data:synth",
+    "train": "dswml.cli_train:train",
     "validate": "dswml.cli_data:validate",
 }
 

@@ -193,13 +193,11 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         -------
         self : SparseWeightedClassifier
         """
-        parameters = self._parameters()
+        parameters = self.checked_parameters()
         data, classes = self._training_data(X, Y)
         with current_executor(data) as executor:
             model, solution = train(data, parameters, executor, callbacks=tuple(self.callbacks or ()))
         self.one_label_ = classes is not None
-        own = not self.one_label_ and isinstance(Y, np.ndarray) and Y.dtype.kind in "iufb"
-        self.label_dtype_ = Y.dtype if own else np.dtype(np.uint8)
         if classes is None:
             classes = np.arange(data.n_labels) if model.label_names is None else np.array(model.label_names)
         self.classes_ = classes
@@ -280,6 +278,7 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
 
     def _training_data(self, X: Any, Y: Any) -> tuple[Dataset, Array | None]:
         """Return the data set, and the classes if y is one label per row."""
+        self.label_dtype_ = np.dtype(np.uint8)
         if isinstance(X, Dataset | str) or hasattr(X, "__fspath__") or _is_dask(X) or _is_zarr(X):
             data = as_dataset(X, Y)
             if data.n_labels == 0:
@@ -295,6 +294,7 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         if Y.ndim == 2 and Y.shape[1] == 1 and type_of_target(Y) != "binary":
             Y = Y.ravel()
         if Y.ndim != 1:
+            self.label_dtype_ = Y.dtype
             return as_dataset(X, Y), None
         check_classification_targets(Y)
         if len(Y) != X.shape[0]:
@@ -305,7 +305,8 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         )
         return as_dataset(X, one_hot), classes
 
-    def _parameters(self) -> Parameters:
+    def checked_parameters(self) -> Parameters:
+        """Return the parameters of a fit, or raise a sentence about the first that is wrong."""
         self._check(
             "radius", _is_real(self.radius) and 0 < self.radius < math.inf, "a float in the range (0.0, inf)"
         )
