@@ -175,7 +175,7 @@ def _create(
     pieces = [
         _Piece(block, int(first_x[block.index]), int(first_y[block.index]))
         for block in data.blocks
-        if str(block.index) not in done
+        if _piece_name(block) not in done
     ]
     executor.map(_write_piece, pieces, (writer, data, normalize))
     return writer.finish(k_hat=facts.k_hat, label_counts=facts.label_counts, executor=executor)
@@ -196,7 +196,11 @@ def _write_piece(piece: _Piece, payload: tuple[DatasetWriter, Dataset, Normalize
     x = prepare(data.read_x(block.start, block.stop), normalize, 0.0)
     y = data.read_y(block.start, block.stop)
     writer.write_rows(block.start, x, y, first_x=piece.first_x, first_y=piece.first_y)
-    writer.mark_done(str(block.index))
+    writer.mark_done(_piece_name(block))
+
+
+def _piece_name(block: RowBlock) -> str:
+    return f"rows {block.start} to {block.stop}"
 
 
 def _is_incomplete(url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> bool:

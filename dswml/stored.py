@@ -22,7 +22,15 @@ from dswml.csr import CsrArray, CsrGroup, member_array
 from dswml.errors import DataError, UsageError
 from dswml.executor import Executor
 from dswml.format import check_attributes
-from dswml.storage import absolute_url, chunk_checksums, open_group, read_array, read_names
+from dswml.storage import (
+    absolute_url,
+    chunk_checksums,
+    open_group,
+    options_key,
+    parse_options,
+    read_array,
+    read_names,
+)
 
 __all__ = ["CsrArray", "Dataset", "StoredDataset"]
 
@@ -179,9 +187,9 @@ class _Opened:
 
     @property
     def chunk_rows(self) -> int:
-        """Rows that one stored piece of X covers."""
+        """Rows that are read at least, whether they are a file of their own or part of a shard."""
         array = self.x.indptr if isinstance(self.x, CsrGroup) else self.x
-        return int((array.shards or array.chunks)[0])
+        return int(array.chunks[0])
 
     @property
     def bytes_per_row(self) -> float:
@@ -247,7 +255,7 @@ _open_stores = _OpenStores()
 
 
 def _open_store(url: str, options: str) -> _Opened:
-    group = open_group(url, "r", json.loads(options))
+    group = open_group(url, "r", parse_options(options))
     attrs: dict[str, Any] = dict(group.attrs)
     check_attributes(attrs, url)
     n_rows, n_features, n_labels = attrs["n_rows"], attrs["n_features"], attrs["n_labels"]
@@ -263,7 +271,13 @@ def _open_store(url: str, options: str) -> _Opened:
 
 
 class StoredDataset(Dataset):
-    """A data set in a Zarr store; only its address travels between processes."""
+    """A data set in a Zarr store; only its address travels between processes.
+
+    The fingerprint is made, when it is first asked for, from the attributes, the label counts and the
+    checksum that ends every chunk: a few bytes of each are read. It is the same for a copy of the
+    store, wherever it is, and another after any change through Zarr, in place or by writing the
+    data again. Bytes that were damaged under Zarr are found by reading them, not by the fingerprint.
+    """
 
     url: str
 
@@ -277,7 +291,7 @@ class StoredDataset(Dataset):
         place = absolute_url(url)
         self.storage_options = dict(storage_options or {})
         self.block_bytes = block_bytes
-        options = json.dumps(self.storage_options, sort_keys=True)
+        options = options_key(self.storage_options)
         if store_id is None:
             opened = _open_stores.open(place, options)
         else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -25,6 +24,8 @@ from dswml.storage import (
     absolute_url,
     missing_chunks,
     open_group,
+    options_key,
+    parse_options,
     remove_store,
     store_exists,
     write_names,
@@ -316,8 +317,8 @@ class DatasetWriter:
             missing = missing_chunks(self._array(name))
             if missing:
                 raise IncompleteStoreError(
-                    f"{self.url} cannot be completed: chunk {missing[0]} of array {name} was never written "
-                    f"({len(missing)} are missing)"
+                    f"{self.url} cannot be completed: {len(missing)} chunks of array {name} were never "
+                    f"written, the first is {missing[0]}; write them, or begin again and overwrite the store"
                 )
         array = group.create_array(
             "label_counts",
@@ -336,10 +337,10 @@ class DatasetWriter:
 
     @property
     def _group(self) -> zarr.Group:
-        return _open_for_writing(self.url, json.dumps(dict(self.storage_options)), self.store_id)
+        return _open_for_writing(self.url, options_key(self.storage_options), self.store_id)
 
     def _array(self, name: str) -> zarr.Array[Any]:
-        return _open_array(self.url, json.dumps(dict(self.storage_options)), self.store_id, name)
+        return _open_array(self.url, options_key(self.storage_options), self.store_id, name)
 
     @property
     def _sidecar(self) -> Sidecar:
@@ -392,29 +393,29 @@ class DatasetWriter:
 
 
 def _join_unit(item: tuple[str, int, tuple[int, ...]], writer: DatasetWriter) -> None:
-    """Write one unit from its fragments, which must cover it."""
+    """Write one unit from its parts, if they cover it.
+
+    Parts may overlap where a resumed write was cut otherwise than the one before it, and parts
+    that do not cover a unit may be left of one that was written whole since.
+    """
     name, unit, firsts = item
     layout = writer._arrays[name]
-    position = unit * layout.unit
-    end = min(position + layout.unit, layout.length)
-    parts = []
+    start, stop = unit * layout.unit, min((unit + 1) * layout.unit, layout.length)
+    parts: list[NDArray[Any]] = []
+    position = start
     for first in firsts:
-        if first != position:
-            break
         part = writer._sidecar.load(name, first)
-        parts.append(part)
-        position += len(part)
-    if position != end:
-        raise IncompleteStoreError(
-            f"{writer.url} cannot be completed: array {name} was not written from {position} to {end}, "
-            "or twice with different pieces; run again with --overwrite (overwrite=True)"
-        )
-    writer._array(name)[unit * layout.unit : end] = np.concatenate(parts)
+        if first > position:
+            return
+        parts.append(part[position - first :])
+        position = max(position, first + len(part))
+    if position == stop:
+        writer._array(name)[start:stop] = np.concatenate(parts)
 
 
 @lru_cache(maxsize=16)
 def _open_for_writing(url: str, options: str, store_id: str) -> zarr.Group:
-    group = open_group(url, "r+", json.loads(options))
+    group = open_group(url, "r+", parse_options(options))
     if group.attrs.get("store_id") != store_id:
         raise DataError(f"the store {url} was replaced by another while it was being written")
     return group

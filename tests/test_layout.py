@@ -42,10 +42,13 @@ def test_chunks_of_sparse_arrays_stand_for_the_same_rows() -> None:
     assert layout.y.chunk / (nnz_y / n_rows) == pytest.approx(layout.rows.chunk, rel=0.01)
 
 
-def test_many_chunks_are_gathered_into_shards() -> None:
-    layout = plan_layout(100_000_000, 1000, None, 0, 4)
-    assert layout.rows.shard is not None
-    assert layout.rows.shard // layout.rows.chunk == 3
+def test_chunks_of_very_large_data_grow_and_are_then_gathered_into_shards() -> None:
+    large = plan_layout(100_000_000, 1000, None, 0, 4).rows
+    assert large.shard is None
+    assert 2 * DENSE_CHUNK_BYTES < large.chunk * 4000 <= 4 * DENSE_CHUNK_BYTES
+    larger = plan_layout(1_000_000_000, 1000, None, 0, 4).rows
+    assert larger.shard == 6 * larger.chunk
+    assert larger.chunk * 4000 <= 4 * DENSE_CHUNK_BYTES
 
 
 def test_rows_or_bytes_of_a_chunk_can_be_asked_for() -> None:

@@ -176,6 +176,7 @@ def test_worker_processes_write_and_read_s3(s3_options: dict[str, Any]) -> None:
 
 
 def test_a_server_that_is_not_there_is_an_error_with_its_url() -> None:
-    options = {"endpoint_url": f"http://127.0.0.1:{free_port()}", "key": "k", "secret": "s"}
+    options: dict[str, Any] = {"endpoint_url": f"http://127.0.0.1:{free_port()}", "key": "k", "secret": "s"}
+    options["config_kwargs"] = {"retries": {"max_attempts": 0}}
     with pytest.raises(DataError, match=r"s3://bucket/data\.zarr cannot be reached"):
         open_dataset("s3://bucket/data.zarr", storage_options=options)

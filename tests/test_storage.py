@@ -21,6 +21,8 @@ from dswml.storage import (
     chunk_checksums,
     open_group,
     open_node,
+    options_key,
+    parse_options,
     read_array,
     read_names,
     remove_store,
@@ -229,3 +231,9 @@ def test_paths_become_absolute_and_urls_stay(tmp_path: Path, monkeypatch: pytest
 def test_an_unknown_protocol_is_a_usage_error() -> None:
     with pytest.raises(UsageError, match="Protocol not known: nosuch"):
         open_group("nosuch://bucket/a.zarr")
+
+
+def test_options_that_cannot_be_sent_are_refused() -> None:
+    with pytest.raises(UsageError, match="storage options must be texts"):
+        options_key({"session": object()})
+    assert parse_options(options_key({"b": 1, "a": [2]})) == {"a": [2], "b": 1}
