@@ -33,6 +33,8 @@ __all__ = [
 
 Array = npt.NDArray[Any]
 
+#: A label with this many positives per direction is held as its Gram matrix.
+GRAM_FROM = 2
 #: Work (multiplications) below which threads cost more than they bring.
 SERIAL_WORK = 1_000_000
 #: Iterations between two looks at the gap of the small problem.
@@ -61,7 +63,7 @@ def plan_directions(n_rows: int, n_features: int, label_counts: Array, limit: in
 
     def needed(rank: int, heavy: Array) -> int:
         light_rows = min(n_rows, int(label_counts[~heavy].sum()))
-        grams = int(np.count_nonzero(label_counts > rank))
+        grams = int(np.count_nonzero(heavy | (label_counts > GRAM_FROM * rank)))
         return 8 * rank * (3 * n_features + 8 * n_labels + 2 * light_rows + 2 * grams * rank)
 
     def fits(rank: int) -> Array | None:
@@ -118,14 +120,21 @@ class Statistics:
         n_light = int(rows.max(initial=-1)) + 1
         self.z = np.zeros((n_light, 0))
 
-    def append(self, g0_columns: Array, positives: Array, z: Array, grams: Array | None) -> None:
-        """Add new columns: G0's (r x m), b's (L x m), the light rows' and the summed Gram matrices'."""
+    def append(
+        self, g0_columns: Array, positives: Array, z: Array | None = None, grams: Array | None = None
+    ) -> None:
+        """Add new columns: G0's (r x m), b's (L x m), the light rows' and the summed Gram matrices'.
+
+        Without the light rows the C_l are not held, which does for p0 = 1/2.
+        """
         old, new = self.rank, g0_columns.shape[1]
         self.rank = rank = old + new
         self.g0 = _bordered(self.g0[None], g0_columns[None])[0]
         self.positives = np.hstack([self.positives, positives])
+        if z is None:
+            return
         self.z = np.hstack([self.z, z])
-        made = np.setdiff1d(np.flatnonzero(self.counts > rank), self._summed)
+        made = np.setdiff1d(np.flatnonzero(self.counts > GRAM_FROM * rank), self._summed)
         columns = np.zeros((self._summed.size + made.size, rank, new))
         corner = np.zeros((columns.shape[0], old, old))
         if grams is not None:
@@ -145,8 +154,9 @@ class Statistics:
         self.rank = rotation.shape[1]
         self.g0 = rotation.T @ self.g0 @ rotation
         self.positives = self.positives @ rotation
-        self.z = self.z @ rotation
-        self.grams = np.matmul(rotation.T, np.matmul(self.grams, rotation))
+        if self.z.shape[1]:
+            self.z = self.z @ rotation
+            self.grams = np.matmul(rotation.T, np.matmul(self.grams, rotation))
 
 
 def _bordered(corner: Array, columns: Array) -> Array:
@@ -199,7 +209,9 @@ class Quadratic:
             kernels.add_gram_products(stats.grams, stats.place, *labels, mt, out)
             kernels.add_row_products(stats.indptr, stats.rows, stats.place, *labels, stats.z, mt, out)
 
-        if self.pool is not None and len(self._ranges) > 1:
+        if self.p0 == 0.5:  # active and inactive labels weigh the same, and C_l drops out
+            out[:] = 0
+        elif self.pool is not None and len(self._ranges) > 1:
             list(self.pool.map(share, self._ranges))
         else:
             for labels in self._ranges:
@@ -213,8 +225,8 @@ class Quadratic:
     def hessians(self) -> Array:
         """Second derivatives with respect to each m_l (L x r x r)."""
         stats = self.statistics
-        out = np.empty((stats.n_labels, stats.rank, stats.rank))
-        for label in range(stats.n_labels):
+        out = np.zeros((stats.n_labels, stats.rank, stats.rank))
+        for label in range(stats.n_labels if self.p0 != 0.5 else 0):
             if stats.place[label] >= 0:
                 out[label] = stats.grams[stats.place[label]]
             else:

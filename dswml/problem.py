@@ -80,6 +80,11 @@ class Problem:
 
     def keep_statistics(self, place: Array) -> None:
         """From now on hold the statistics of the corrective step; ``place`` as in `Statistics`."""
+        if self.p0 == 0.5:
+            nothing = np.zeros(0, dtype=np.int64)
+            none = np.full(self.n_labels, -1)
+            self.statistics = Statistics(self.label_counts, none, np.zeros(self.n_labels + 1, int), nothing)
+            return
         blocks = self.source.data.blocks
         parts = self.executor.map(light_pattern, blocks, (self.source, place))
         offsets = np.cumsum([0, *(count for _, _, count in parts)])
@@ -145,7 +150,7 @@ class Problem:
             self.statistics.append(
                 self.basis.T @ result["moment"],
                 result["positives"],
-                result["rows"],
+                result.get("rows"),
                 result.get("grams"),
             )
 
