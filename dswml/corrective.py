@@ -259,10 +259,12 @@ def project_nuclear(mt: Array, radius: float) -> Array:
     if values.sum() <= radius:
         return mt
     descending = values[::-1]
-    shifts = (np.cumsum(descending) - radius) / np.arange(1, values.size + 1)
-    shift = shifts[np.flatnonzero(descending > shifts)[-1]]
-    kept = values > shift
-    vectors, factors = vectors[:, kept], 1 - shift / values[kept]
+    counts = np.arange(1, values.size + 1)
+    above = np.cumsum(descending) - counts * descending  # exactly 0 for the largest, whatever the scale
+    count = counts[np.flatnonzero(above < radius)[-1]]
+    vectors, largest = vectors[:, -count:], values[-count:]
+    shrunk = (radius - (largest.sum() - count * largest)) / count
+    factors = np.clip(shrunk / np.maximum(largest, 1e-300), 0, 1)
     projected: Array = (
         (mt @ (vectors * factors)) @ vectors.T if tall else vectors * factors @ (vectors.T @ mt)
     )
