@@ -189,7 +189,8 @@ class _Run:
 
     def linear_oracle(self) -> Answer:
         if self.assemble:
-            return oracle.assembled(self.problem, self.mt)
+            leading = None if self.options.step == "corrective" else 1
+            return oracle.assembled(self.problem, self.mt, leading)
         width = self.options.block_size or min(MIN_BLOCK + _rank(self.mt), MAX_BLOCK)
         rng = np.random.default_rng([self.options.seed, self.iteration])
         start = oracle.warm_start(self.mt, self.last_right, max(width, 2), rng)
@@ -311,7 +312,7 @@ class _Run:
     def make_room(self, width: int) -> None:
         """Forget directions when the cap is met: those without weight in W first, oldest first."""
         problem = self.problem
-        if problem.rank + width <= max(self.cap, width) or problem.rank <= width:
+        if self.cap >= problem.n_features or problem.rank + width <= max(self.cap, width):
             return
         _, values, rotation = np.linalg.svd(self.mt, full_matrices=False)
         keep = max(self.cap - width, 1)
@@ -322,7 +323,8 @@ class _Run:
         rotation = np.linalg.qr(np.hstack([rotation[:used].T, recent]))[0][:, :keep]
         problem.rotate(rotation)
         self.mt = self.mt @ rotation
-        self.small_gradient = self.small_gradient @ rotation if self.small_gradient.size else self.mt * 0
+        if self.small_gradient.shape[1] == rotation.shape[0]:
+            self.small_gradient = self.small_gradient @ rotation
 
     def solution(self, record: Record, status: str) -> Solution:
         right, values, left = np.linalg.svd(self.mt, full_matrices=False)
@@ -344,8 +346,8 @@ class _Run:
 
 
 def _rank(mt: Array) -> int:
-    """Numerical rank of W."""
+    """Numerical rank of W, through the smaller Gram matrix."""
     if not mt.size:
         return 0
-    values = np.linalg.svd(mt, compute_uv=False)
-    return int(np.count_nonzero(values > 1e-9 * max(values[0], 1e-300)))
+    squares = np.linalg.eigvalsh(mt.T @ mt if mt.shape[0] >= mt.shape[1] else mt @ mt.T)
+    return int(np.count_nonzero(squares > 1e-14 * max(squares[-1], 1e-300)))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.linalg
 
 from .problem import Problem
 
@@ -33,7 +34,7 @@ class Answer:
     ----------
     left, right : ndarray (D, m), (L, m)
     values : ndarray
-        All singular values where ``exact``, else those of the block, which are lower bounds.
+        Exact singular values where ``exact``, else those of a block, which are lower bounds.
     objective : float
         F(W), from the same read.
     slope : float
@@ -52,12 +53,12 @@ class Answer:
         return max(self.slope + radius * float(self.values[0]), 0.0)
 
 
-def assembled(problem: Problem, mt: Array) -> Answer:
-    """Decompose the whole gradient, which one read of the data assembles."""
+def assembled(problem: Problem, mt: Array, leading: int | None = None) -> Answer:
+    """Decompose the whole gradient, which one read of the data assembles; all triples or the leading."""
     sums = problem.sweep(mt, assemble=True)
     mt = _padded(mt, problem.rank)
     gradient = problem.gradient(mt, sums["gradient"])  # L x D
-    left, values, right = _decompose(gradient)
+    left, values, right = _decompose(gradient, leading)
     return Answer(left, values, right, *problem.value_and_slope(mt, sums), exact=True)
 
 
@@ -121,10 +122,13 @@ def warm_start(mt: Array, last: Array, width: int, rng: np.random.Generator) -> 
     return block
 
 
-def _decompose(gradient: Array) -> tuple[Array, Array, Array]:
+def _decompose(gradient: Array, leading: int | None) -> tuple[Array, Array, Array]:
     """Singular triples of the transpose of an L x D matrix, through the smaller Gram matrix."""
     wide = gradient.shape[0] <= gradient.shape[1]
-    squares, vectors = np.linalg.eigh(gradient @ gradient.T if wide else gradient.T @ gradient)
+    gram = gradient @ gradient.T if wide else gradient.T @ gradient
+    side = len(gram)
+    chosen = None if leading is None else (side - min(leading, side), side - 1)
+    squares, vectors = scipy.linalg.eigh(gram, subset_by_index=chosen, check_finite=False)
     values = np.sqrt(np.maximum(squares[::-1], 0))
     vectors = vectors[:, ::-1]
     inverse = 1 / np.maximum(values, 1e-300)
