@@ -11,6 +11,7 @@ steps its largest Ritz value theta is at least (1 - eps) tau^2 except with proba
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +29,8 @@ FAILURE = 1e-9
 #: Independent starts, and steps, of the Lanczos iteration.
 STARTS = 20
 STEPS = 6
+#: Reads that a block costs: its own round and those of the iteration outside it.
+READS = 2 + 2 * STEPS
 #: The block is widened until the rest of the spectrum is below this share of the top.
 SEPARATION = 0.8
 #: At most this many times.
@@ -44,8 +47,12 @@ class Bound:
 
 
 def singular_value_bound(
-    times: Operator, transpose_times: Operator, block: Array, rng: np.random.Generator
-) -> Bound:
+    times: Operator,
+    transpose_times: Operator,
+    block: Array,
+    rng: np.random.Generator,
+    max_reads: float = math.inf,
+) -> Bound | None:
     """Bound sigma_1 of the operator ``times`` from above.
 
     Parameters
@@ -56,8 +63,13 @@ def singular_value_bound(
         Approximate leading right singular vectors.
     rng : Generator
         For the Lanczos starts.
+    max_reads : float
+        Most calls of either; None is returned where they do not suffice for any bound.
     """
     q = np.linalg.qr(block)[0]
+    reads = 2 if q.shape[1] >= q.shape[0] else READS
+    if reads > max_reads:
+        return None
     image = transpose_times(times(q))
     widenings = 0
     while True:
@@ -68,7 +80,8 @@ def singular_value_bound(
         h = q.T @ image
         h = (h + h.T) / 2
         top = float(np.linalg.eigvalsh(h)[-1])
-        if tau_squared <= SEPARATION**2 * top or widenings == MAX_WIDENINGS:
+        separated = tau_squared <= SEPARATION**2 * top
+        if separated or widenings == MAX_WIDENINGS or reads + READS > max_reads:
             residual = image - q @ h
             mu = schur_bound(h, residual.T @ residual, tau_squared)
             return Bound(float(np.sqrt(mu)), q, (1 - FAILURE) ** (widenings + 1))
@@ -77,6 +90,7 @@ def singular_value_bound(
         image = np.hstack([image, transpose_times(times(leaders))])
         q = np.hstack([q, leaders])
         widenings += 1
+        reads += READS
 
 
 def _deflated_bound(

@@ -12,6 +12,7 @@ and "corrective" (the best matrix with its columns in the span of all directions
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ import numpy.typing as npt
 from . import oracle
 from .certificate import singular_value_bound
 from .corrective import Quadratic, plan_directions, solve
+from .errors import UsageError
 from .oracle import Answer
 from .problem import Problem
 
@@ -42,6 +44,8 @@ INNER_SHARE = 0.1
 OBJECTIVE_FLOOR = 1e-3
 #: Rounds of the matrix-free oracle, when a step rule wants the top pair itself.
 MAX_ROUNDS = 200
+#: Times that the grid of step lengths is refined for the exponential loss; each may be a read.
+REFINEMENTS = 3
 
 
 @dataclass(frozen=True)
@@ -138,8 +142,17 @@ class _Run:
         )
         if options.step == "corrective":
             problem.keep_statistics(place)
-        # What the step and the next look at the gap will read, at least.
-        self.passes_ahead = 1 if self.assemble and options.step == "open-loop" else 2
+        # What the oracle reads at least, and what the step and the next oracle read together.
+        oracle_reads = 1 if self.assemble else 2
+        step_reads = {"open-loop": 0, "corrective": int(self.assemble), "line-search": 1}[options.step]
+        if options.step == "line-search" and problem.loss == "exponential":
+            step_reads = REFINEMENTS
+        self.passes_ahead = step_reads + oracle_reads
+        if self.passes_left() < oracle_reads:
+            raise UsageError(
+                f"max_passes={options.max_passes}, but with {problem.n_features} features and "
+                f"{problem.n_labels} labels the first look at the gap takes {oracle_reads} passes"
+            )
 
     def run(self) -> Solution:
         while True:
@@ -179,11 +192,15 @@ class _Run:
             return "INTERRUPTED"
         if record.iteration >= options.max_iter:
             return "MAXITER"
-        if options.max_passes is not None and record.passes + self.passes_ahead > options.max_passes:
+        if self.passes_left() < self.passes_ahead:
             return "MAXPASSES"
         if options.time_limit is not None and record.seconds >= options.time_limit:
             return "TIMEOUT"
         return None
+
+    def passes_left(self) -> float:
+        limit = self.options.max_passes
+        return math.inf if limit is None else limit - self.problem.passes
 
     # The linear oracle
 
@@ -197,7 +214,8 @@ class _Run:
         if self.options.step == "corrective":
             answer = self.one_round(start)
         else:
-            answer = oracle.krylov(self.problem, self.mt, start, MAX_ROUNDS)
+            rounds = int(min(MAX_ROUNDS, self.passes_left() // 2))
+            answer = oracle.krylov(self.problem, self.mt, start, rounds)
         self.last_right = answer.right[:, :width]
         return answer
 
@@ -217,6 +235,8 @@ class _Run:
             image = problem.gradient_transpose_times(self.mt, fresh, problem.sweep(self.mt)["residual"])
             self.mt = np.pad(self.mt, ((0, 0), (0, fresh.shape[1])))
             self.small_gradient = np.hstack([self.small_gradient, image])
+        if not problem.rank:
+            return oracle.nothing_found(problem, start, *value_and_slope)
         squares, coordinates = np.linalg.eigh(self.small_gradient.T @ self.small_gradient)
         values = np.sqrt(np.maximum(squares[::-1], 0))
         coordinates = coordinates[:, ::-1][:, : start.shape[1]]
@@ -245,7 +265,9 @@ class _Run:
         vectors, weights, _ = np.linalg.svd(mt, full_matrices=False) if mt.size else (mt, np.zeros(0), mt)
         range_of_w = vectors[:, weights > 1e-9 * max(weights.max(initial=0.0), 1e-300)]
         block = np.hstack([answer.right[:, : range_of_w.shape[1] + MIN_BLOCK], range_of_w])
-        bound = singular_value_bound(times, transpose_times, block, rng)
+        bound = singular_value_bound(times, transpose_times, block, rng, self.passes_left())
+        if bound is None:
+            return estimate, False
         gap = max(answer.slope + problem.radius * bound.sigma, 0.0)
         self.last_right = bound.block
         self.certificate = Certificate("lanczos", gap, bound.confidence)
@@ -279,7 +301,7 @@ class _Run:
             slope = answer.slope + problem.radius * float(answer.values[0])
             return float(np.clip(slope / (2 * curvature), 0, 1)) if curvature > 0 else 1.0
         low, high = 0.0, 1.0
-        for _ in range(3):  # F is convex along the segment: the best of a grid brackets the minimum
+        for _ in range(REFINEMENTS):  # F is convex along the segment: the best of a grid brackets the minimum
             alphas = np.linspace(low, high, 17)
             curve = problem.sweep(mt, direction=direction, alphas=tuple(alphas))["curve"]
             best = int(np.argmin(curve))

@@ -16,7 +16,7 @@ import scipy.linalg
 
 from .problem import Problem
 
-__all__ = ["Answer", "assembled", "krylov", "warm_start"]
+__all__ = ["Answer", "assembled", "krylov", "nothing_found", "warm_start"]
 
 Array = npt.NDArray[Any]
 
@@ -98,8 +98,13 @@ def krylov(problem: Problem, mt: Array, start: Array, max_rounds: int) -> Answer
         # The pair first, so that its residual is read off the next product; then what is new.
         block = np.linalg.qr(np.hstack([right[:, :1], images[:, -product.shape[1] :]]))[0]
         block[:, 0] = right[:, 0]
-    assert answer is not None
-    return answer
+    return answer or nothing_found(problem, block, *value_and_slope)
+
+
+def nothing_found(problem: Problem, block: Array, objective: float, slope: float) -> Answer:
+    """Answer of a gradient that vanishes on the block."""
+    left = np.zeros((problem.n_features, block.shape[1]))
+    return Answer(left, np.zeros(block.shape[1]), block, objective, slope, exact=False)
 
 
 def warm_start(mt: Array, last: Array, width: int, rng: np.random.Generator) -> Array:
