@@ -13,6 +13,7 @@ from . import kernels
 from .blocks import RowBlock
 from .cache import process_cache
 from .errors import DataError
+from .folds import Fold
 
 __all__ = ["BlockSource", "Features", "RowReader", "prepare"]
 
@@ -58,6 +59,13 @@ class Features:
         else:
             self.dense = np.ascontiguousarray(matrix, dtype=dtype)
             self.nbytes = self.dense.nbytes
+
+    def subset(self, rows: Array) -> Features:
+        """Return some of the rows."""
+        if not self.sparse:
+            return Features(self.dense[rows], self.dtype)
+        whole = sp.csr_array((self.data, self.indices, self.indptr), shape=(self.n_rows, self.n_features))
+        return Features(whole[rows], self.dtype)
 
     def times(self, right: Array) -> Array:
         """``X_b @ right``."""
@@ -131,6 +139,8 @@ class BlockSource:
         Names the fit in the caches of the workers.
     cache : {"auto", "memory", "none"}
         "auto" keeps what finds room, "memory" insists on keeping X, "none" keeps nothing.
+    fold : Fold, optional
+        Train on the rows outside this fold only.
     """
 
     data: RowReader
@@ -139,6 +149,7 @@ class BlockSource:
     normalize: str | None = None
     intercept: float = 0.0
     cache: str = "auto"
+    fold: Fold | None = None
 
     @property
     def n_features(self) -> int:
@@ -146,7 +157,7 @@ class BlockSource:
         return self.data.n_features + bool(self.intercept)
 
     def features(self, block: RowBlock) -> Features:
-        """Read and preprocess the rows of X, or take them from the cache."""
+        """Read and preprocess all rows of X in the block, or take them from the cache."""
         kept = self.kept(block, "x")
         if kept is not None:
             features: Features = kept
@@ -162,12 +173,12 @@ class BlockSource:
         return features
 
     def labels(self, block: RowBlock) -> Any:
-        """Read the rows of Y, or take them from the cache."""
+        """Read the rows of Y to train on, or take them from the cache."""
         labels = self.kept(block, "y")
         if labels is None:
             labels = self.data.read_y(block.start, block.stop)
             self.keep(block, "y", labels, labels.indptr.nbytes + labels.indices.nbytes + labels.data.nbytes)
-        return labels
+        return labels if self.fold is None else labels[self.fold.training_rows(block)]
 
     def kept(self, block: RowBlock, kind: str) -> Any:
         """Return what this process keeps of the block, or None."""

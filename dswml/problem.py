@@ -40,6 +40,8 @@ class Problem:
     loss : {"square", "exponential"}
     on_sweep : callable, optional
         Called with the share of the current sweep that is done.
+    n_rows : int, optional
+        Rows that are trained on, if not all.
     """
 
     def __init__(
@@ -52,20 +54,18 @@ class Problem:
         p0: float,
         loss: str = "square",
         on_sweep: Callable[[float], None] | None = None,
+        n_rows: int | None = None,
     ) -> None:
         self.executor, self.source, self.label_counts = executor, source, label_counts
         self.radius, self.p0, self.loss, self.on_sweep = radius, p0, loss, on_sweep
-        self.n_rows, self.n_features, self.n_labels = (
-            source.data.n_rows,
-            source.n_features,
-            source.data.n_labels,
-        )
+        self.n_rows = source.data.n_rows if n_rows is None else n_rows
+        self.n_features, self.n_labels = source.n_features, source.data.n_labels
         self.rows_read = 0
         self.basis = np.zeros((self.n_features, 0))
         self.moment = np.zeros((self.n_features, 0))  # X^T X U
         self.statistics: Statistics | None = None
         self._worker_place: Array | None = None
-        self._pieces: list[Shared] = []
+        self.pieces: list[Shared] = []
         self._pending = 0
 
     @property
@@ -108,7 +108,7 @@ class Problem:
         room = self.n_features - self.rank
         new = np.ascontiguousarray(new[:, : max(room, 0)])
         if new.shape[1]:
-            self._pieces.append(Shared(f"basis-{uuid.uuid4().hex}", new))
+            self.pieces.append(Shared(f"basis-{uuid.uuid4().hex}", new))
             self.basis = np.hstack([self.basis, new])
             self._pending += new.shape[1]
         return int(new.shape[1])
@@ -121,23 +121,31 @@ class Problem:
             sweep_block,
             combine,
             blocks,
-            Sweep(
-                source=self.source,
-                basis=tuple(piece.key for piece in self._pieces),
-                p0=self.p0,
-                loss=self.loss,
-                mt=np.ascontiguousarray(mt),
-                grow=self._pending,
-                place=self._worker_place,
-                **request,
-            ),
-            self._pieces,
+            self.request(mt, **request),
+            self.pieces,
             on_result=None if self.on_sweep is None else lambda done: self._advance(done / total),
         )
         self.rows_read += int(result["rows_read"])
-        if self._pending:
-            self._grow(result)
+        self.absorb(result)
         return result
+
+    def request(self, mt: Array | None, **request: Any) -> Sweep:
+        """Return what `sweep` asks every row block for."""
+        return Sweep(
+            source=self.source,
+            basis=tuple(piece.key for piece in self.pieces),
+            p0=self.p0,
+            loss=self.loss,
+            mt=None if mt is None else np.ascontiguousarray(mt),
+            grow=self._pending,
+            place=self._worker_place,
+            **request,
+        )
+
+    def absorb(self, sums: Partial) -> None:
+        """Take the statistics of new directions, if there were any, from the sums of a sweep."""
+        if self._pending:
+            self._grow(sums)
 
     def _advance(self, share: float) -> None:
         if self.on_sweep is not None:
@@ -156,16 +164,16 @@ class Problem:
 
     def rotate(self, rotation: Array) -> None:
         """Replace the basis by ``U @ rotation`` (orthonormal columns), to forget directions."""
-        self.executor.forget([piece.key for piece in self._pieces])
+        self.executor.forget([piece.key for piece in self.pieces])
         self.basis = self.basis @ rotation
         self.moment = self.moment @ rotation
-        self._pieces = [Shared(f"basis-{uuid.uuid4().hex}", np.ascontiguousarray(self.basis))]
+        self.pieces = [Shared(f"basis-{uuid.uuid4().hex}", np.ascontiguousarray(self.basis))]
         if self.statistics is not None:
             self.statistics.rotate(rotation)
 
     def close(self) -> None:
         """Drop what the workers hold for this problem."""
-        self.executor.forget([piece.key for piece in self._pieces])
+        self.executor.forget([piece.key for piece in self.pieces])
 
     # What follows from the sums without another read.
 

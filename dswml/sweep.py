@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ from . import kernels
 from .blocks import RowBlock
 from .features import BlockSource, Features
 
-__all__ = ["Partial", "Sweep", "combine", "light_pattern", "sweep_block"]
+__all__ = ["Partial", "Sweep", "combine", "light_pattern", "sweep_block", "sweep_block_together"]
 
 Array = npt.NDArray[Any]
 #: Named sums over row blocks; "rows" is concatenated in row order instead.
@@ -57,6 +58,8 @@ class Sweep:
     direction : ndarray (L, r), optional
         Ask for "curvature": the sum of squared scores of this direction over active entries or,
         for the exponential loss, "curve": the loss at each step length of ``alphas``.
+    points : tuple of (rotation, mt, p0)
+        Further matrices W = U rotation M at which to ask for "loss i", "slope i" and "gradient i".
     """
 
     source: BlockSource
@@ -71,13 +74,36 @@ class Sweep:
     place: Array | None = None
     direction: Array | None = None
     alphas: tuple[float, ...] = ()
+    points: tuple[tuple[Array, Array, float], ...] = ()
 
 
 def sweep_block(block: RowBlock, request: Sweep, *basis: Array) -> Partial:
     """Return the sums of one row block, and "rows_read": how many rows of X were read for them."""
-    source = request.source
-    labels = source.labels(block)
-    reader = _Reader(source, block)
+    whole = _WholeBlock(request.source, block)
+    out = _sums(_Reader(whole, request.source, block), request, basis)
+    out["rows_read"] = np.array(whole.rows_read)
+    return out
+
+
+def sweep_block_together(block: RowBlock, requests: tuple[Sweep, ...], *basis: Array) -> Partial:
+    """Answer several requests, on folds of the same data, with one read of the block.
+
+    The names of a request's sums begin with its number and a colon.
+    """
+    whole = _WholeBlock(requests[0].source, block)
+    out: Partial = {}
+    first = 0
+    for number, request in enumerate(requests):
+        last = first + len(request.basis)
+        sums = _sums(_Reader(whole, request.source, block), request, basis[first:last])
+        out.update({f"{number}:{name}": value for name, value in sums.items()})
+        first = last
+    out["rows_read"] = np.array(whole.rows_read)
+    return out
+
+
+def _sums(reader: _Reader, request: Sweep, basis: tuple[Array, ...]) -> Partial:
+    labels = request.source.labels(reader.block)
     z, rank = _block_scores(reader, request.basis, basis)
     residual: _SquareResidual | _ExponentialResidual
     if request.loss == "square":
@@ -109,7 +135,11 @@ def sweep_block(block: RowBlock, request: Sweep, *basis: Array) -> Partial:
             out["rows"] = new[_light_rows(labels, request.place)].astype(np.float64, copy=False)
     if request.direction is not None:
         out.update(residual.along(z, request.direction, request.alphas))
-    out["rows_read"] = np.array(reader.rows_read)
+    for number, (rotation, mt, p0) in enumerate(request.points):
+        at_point = _SquareResidual(labels, np.ascontiguousarray(z[:, :rank] @ rotation), mt, p0)
+        loss, slope = at_point.sums()
+        out[f"loss {number}"], out[f"slope {number}"] = np.array(loss), np.array(slope)
+        out[f"gradient {number}"] = at_point.assembled(reader.features)
     return out
 
 
@@ -118,7 +148,7 @@ def combine(partials: list[Partial]) -> Partial:
     first, *rest = partials
     total: Partial = {}
     for name, value in first.items():
-        if name == "rows":
+        if name.rpartition(":")[2] == "rows":
             total[name] = np.concatenate([partial[name] for partial in partials])
             continue
         if rest:
@@ -147,20 +177,33 @@ def _light_rows(labels: Any, place: Array) -> Array:
     return np.unique(entry_rows[place[labels.indices] < 0])
 
 
-class _Reader:
+class _WholeBlock:
     """Reads the block's features at most once, and only if something needs them."""
 
     def __init__(self, source: BlockSource, block: RowBlock) -> None:
         self.source, self.block = source, block
         self.rows_read = 0
-        self._features: Features | None = None
 
-    @property
+    @cached_property
     def features(self) -> Features:
-        if self._features is None:
-            self._features = self.source.features(self.block)
-            self.rows_read = self.block.n_rows
-        return self._features
+        self.rows_read = self.block.n_rows
+        return self.source.features(self.block)
+
+
+class _Reader:
+    """The rows of a block that a request trains on."""
+
+    def __init__(self, whole: _WholeBlock, source: BlockSource, block: RowBlock) -> None:
+        self.whole, self.source, self.block = whole, source, block
+
+    @cached_property
+    def features(self) -> Features:
+        fold = self.source.fold
+        return (
+            self.whole.features
+            if fold is None
+            else self.whole.features.subset(fold.training_rows(self.block))
+        )
 
 
 def _block_scores(reader: _Reader, keys: tuple[str, ...], basis: tuple[Array, ...]) -> tuple[Array, int]:
@@ -170,14 +213,16 @@ def _block_scores(reader: _Reader, keys: tuple[str, ...], basis: tuple[Array, ..
     that grew piece by piece.
     """
     source, block = reader.source, reader.block
+    kind = "z" if source.fold is None else f"z{source.fold.held_out}"
+    n_rows = block.n_rows if source.fold is None else source.fold.training_rows(block).size
     rank = sum(piece.shape[1] for piece in basis)
-    known, z = source.kept(block, "z") or ((), None)
+    known, z = source.kept(block, kind) or ((), None)
     if known != keys[: len(known)]:
         known, z = (), None
     done = sum(piece.shape[1] for piece in basis[: len(known)])
     if z is None or z.shape[1] < rank:
         room = -(-rank // COLUMN_STEP) * COLUMN_STEP
-        grown = np.zeros((block.n_rows, room), dtype=source.dtype)
+        grown = np.zeros((n_rows, room), dtype=source.dtype)
         if z is not None:
             grown[:, :done] = z[:, :done]
         z = grown
@@ -185,7 +230,7 @@ def _block_scores(reader: _Reader, keys: tuple[str, ...], basis: tuple[Array, ..
         z[:, done : done + piece.shape[1]] = reader.features.times(piece)
         done += piece.shape[1]
     if known != keys:
-        source.keep(block, "z", (keys, z), z.nbytes)
+        source.keep(block, kind, (keys, z), z.nbytes)
     return z, rank
 
 
