@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from distributed import Client, LocalCluster
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # On a busy machine distributed's first attempt to connect fails, and its socket is left to the collector.
+    config.addinivalue_line(
+        "filterwarnings",
+        "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning",
+    )
 
 
 @pytest.fixture(scope="session")
@@ -17,3 +27,13 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real data sets not found in {folder}: set DSWML_DATA to their folder")
     return folder
+
+
+@pytest.fixture(scope="session")
+def dask_client() -> Iterator[Client]:
+    """A client of two worker processes on loopback."""
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1") as cluster,
+        Client(cluster) as client,
+    ):
+        yield client

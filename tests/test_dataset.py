@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import zarr
-from distributed import Client, LocalCluster
+from distributed import Client
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
@@ -55,9 +54,6 @@ def stored_form(kind: str, x: NDArray[Any]) -> Any:
 
 def dense(rows: Any) -> NDArray[Any]:
     return rows.toarray() if sp.issparse(rows) else np.asarray(rows)
-
-
-kinds = pytest.mark.parametrize("kind", ["dense", "sparse"])
 
 
 @pytest.fixture(params=["dense", "sparse"])
@@ -556,17 +552,8 @@ class TestInterruption:
             DatasetWriter.resume(store)
 
 
-@pytest.fixture(scope="module")
-def executor() -> Iterator[DaskExecutor]:
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=2, dashboard_address=None, host="127.0.0.1") as cluster,
-        Client(cluster) as client,
-    ):
-        yield DaskExecutor(client)
-
-
-@kinds
-def test_worker_processes_write_the_same_store(tmp_path: Path, kind: str, executor: DaskExecutor) -> None:
+def test_worker_processes_write_the_same_store(tmp_path: Path, kind: str, dask_client: Client) -> None:
+    executor = DaskExecutor(dask_client)
     rng = np.random.default_rng(2)
     x = features(kind, 40_000)
     y = (rng.random((40_000, L)) < 0.3).astype(np.uint8)

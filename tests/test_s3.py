@@ -17,7 +17,7 @@ import fsspec
 import numpy as np
 import pytest
 import scipy.sparse as sp
-from distributed import Client, LocalCluster
+from distributed import Client
 from numpy.typing import NDArray
 
 from dswml.dask_executor import DaskExecutor
@@ -156,23 +156,18 @@ def test_damage_is_named(place: tuple[str, dict[str, Any]], damage: str) -> None
         open_dataset(url, storage_options=options).read_x(0, N)
 
 
-def test_worker_processes_write_and_read_s3(s3_options: dict[str, Any]) -> None:
+def test_worker_processes_write_and_read_s3(s3_options: dict[str, Any], dask_client: Client) -> None:
     name = uuid.uuid4().hex
     fsspec.filesystem("s3", **s3_options).mkdir(name)
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1") as cluster,
-        Client(cluster) as client,
-    ):
-        executor = DaskExecutor(client)
-        data = create_dataset(
-            f"s3://{name}/data.zarr",
-            as_dataset(sp.csr_array(features()), labels(), block_bytes=60_000),
-            storage_options=s3_options,
-            executor=executor,
-        )
-        small = open_dataset(data.url or "", block_bytes=60_000, storage_options=s3_options)
-        assert validate(small, executor).n_rows == N
-        np.testing.assert_array_equal(dense(data.read_x(0, N)), features())
+    executor = DaskExecutor(dask_client)
+    data = create_dataset(
+        f"s3://{name}/data.zarr",
+        as_dataset(sp.csr_array(features()), labels(), block_bytes=60_000),
+        storage_options=s3_options,
+        executor=executor,
+    )
+    np.testing.assert_array_equal(dense(data.read_x(0, N)), features())
+    assert validate(data, executor).n_rows == N
 
 
 def test_a_server_that_is_not_there_is_an_error_with_its_url() -> None:
