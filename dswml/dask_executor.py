@@ -12,17 +12,30 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from threading import Event, Lock
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from distributed import Client, Future
+from distributed import Client, Future, get_worker
 from distributed.client import FutureCancelledError, FuturesCancelledError
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from .errors import ClusterError
-from .executor import ARITY, Combine, Executor, Function, OnResult, Shared, available_memory, one_blas_thread
+from .executor import (
+    ARITY,
+    Combine,
+    Executor,
+    Function,
+    InProcessExecutor,
+    OnResult,
+    Shared,
+    available_memory,
+    one_blas_thread,
+)
 
-__all__ = ["DaskExecutor"]
+if TYPE_CHECKING:
+    from .stored import Dataset
+
+__all__ = ["DaskExecutor", "current_executor"]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -33,6 +46,28 @@ LOST = (FutureCancelledError, FuturesCancelledError, KilledWorker, CommClosedErr
 ATTEMPTS = 5
 #: Seconds between two looks at whether the cluster is still there.
 LOOK_EVERY = 2.0
+
+
+def current_executor(data: Dataset) -> Executor:
+    """Return what runs the work on ``data``: the current Dask client's cluster, or this process.
+
+    Arrays in this process's memory are worked on here: they fit, and shipping them would cost
+    more than the work. Inside a task of a worker the cluster is used only through
+    `distributed.worker_client`, since waiting for it otherwise could block it for good.
+    """
+    client: Client | None
+    try:
+        get_worker()
+        in_task = True
+    except ValueError:
+        in_task = False
+    try:
+        client = Client.current(allow_global=not in_task)
+    except ValueError:
+        client = None
+    if client is None or client.asynchronous or not data.travels:
+        return InProcessExecutor()
+    return DaskExecutor(client)
 
 
 class DaskExecutor(Executor):

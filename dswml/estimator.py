@@ -10,15 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 from dask.utils import parse_bytes
-from distributed import Client, get_worker
 from sklearn.base import BaseEstimator, ClassifierMixin
 from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .dask_executor import DaskExecutor
+from .dask_executor import current_executor
 from .errors import DataError, UsageError
-from .executor import Executor, InProcessExecutor
 from .frank_wolfe import Options
 from .model import Model
 from .sources import as_dataset
@@ -28,28 +26,6 @@ from .training import Parameters, train
 __all__ = ["SparseWeightedClassifier", "current_executor"]
 
 Array = npt.NDArray[Any]
-
-
-def current_executor(data: Dataset) -> Executor:
-    """Return what runs the work on ``data``: the current Dask client's cluster, or this process.
-
-    Arrays in this process's memory are worked on here: they fit, and shipping them would cost
-    more than the work. Inside a task of a worker the cluster is used only through
-    `distributed.worker_client`, since waiting for it otherwise could block it for good.
-    """
-    client: Client | None
-    try:
-        get_worker()
-        in_task = True
-    except ValueError:
-        in_task = False
-    try:
-        client = Client.current(allow_global=not in_task)
-    except ValueError:
-        client = None
-    if client is None or client.asynchronous or not data.travels:
-        return InProcessExecutor()
-    return DaskExecutor(client)
 
 
 class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
@@ -223,7 +199,7 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
 
         def block(model: Model, rows: Any) -> Any:
             if self.one_label_:
-                return self.classes_[np.argmax(model.decision_function(rows), axis=1)]
+                return self.classes_[model.predict_topk(rows, 1)[0][:, 0]]
             labels = model.predict(rows).astype(self.label_dtype_, copy=False)
             return labels if sp.issparse(rows) else labels.toarray()
 

@@ -1,47 +1,28 @@
-"""A trained model: plain arrays that score rows anywhere, and the file they are kept in.
-
-The file is a Zarr group that Zarr alone can read: arrays U and M with W = U M, the history, the
-names, and attributes that say how the rows must be prepared and how the fit went. It holds no
-code, and loading runs none.
-"""
+"""A trained model: plain arrays that score rows anywhere, without a cluster."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
-import zarr
 
-from .errors import DataError, IncompleteStoreError, StoreExistsError, UsageError
-from .features import prepare
+from .errors import UsageError
 from .frank_wolfe import Record
-from .storage import (
-    DENSE_FLOAT,
-    open_group,
-    read_array,
-    read_names,
-    remove_store,
-    store_exists,
-    write_names,
-)
+from .model_file import MODEL_FORMAT, array_digest, read_model, write_model
+from .scoring import Rule, choose_labels, projected_pieces, rank_labels, score_tiles
 from .weights import label_probability
 
 __all__ = ["MODEL_FORMAT", "Model", "load_model"]
 
 Array = npt.NDArray[Any]
-
-MODEL_FORMAT = "dswml-model"
-MODEL_VERSION = 1
-#: Entries of the score tiles that prediction works on.
-PIECE_ENTRIES = 2**22
-#: Bytes of a chunk of U or M on disk.
-CHUNK_BYTES = 2**25
 
 
 @dataclass(frozen=True)
@@ -58,16 +39,32 @@ class Model:
         Weight of inactive labels the model was trained with.
     loss : {"square", "exponential"}
     threshold : float
-        Scores from here on predict a label.
+        Scores from here on predict a label, unless one of the two below is given.
+    label_thresholds : ndarray (L,), optional
+        The same label by label; inf for a label that is never predicted.
+    top_k : int, optional
+        Predict so many labels of every row, the best ("rcut"), whatever their scores.
     normalize : {None, "l2"}
         Whether rows are scaled to unit norm before they are scored.
     intercept : float
         Value of the constant column appended to every row; 0 for none.
     label_names, feature_names : tuple of str or None
+    label_counts : ndarray of int (L,), optional
+        Training rows that carry each label; the propensities of labels follow from them.
     info : dict
         How the fit went: parameters, objective, gap, certificate, status, data, versions.
     history : tuple of Record
         One record an iteration.
+
+    Examples
+    --------
+    >>> model = Model(u=np.eye(2), m=np.array([[0.9, 0.1, 0.6], [0.2, 0.7, 0.6]]), p0=0.1)
+    >>> model.predict([[1.0, 0.0]]).toarray().tolist()
+    [[1, 0, 1]]
+    >>> model.with_threshold(top_k=1).predict([[1.0, 0.0]]).toarray().tolist()
+    [[1, 0, 0]]
+    >>> model.predict_topk([[0.0, 1.0]], k=2)
+    (array([[1, 2]]), array([[0.7, 0.6]]))
     """
 
     u: Array
@@ -81,6 +78,9 @@ class Model:
     feature_names: tuple[str, ...] | None = None
     info: Mapping[str, Any] = field(default_factory=dict)
     history: tuple[Record, ...] = ()
+    label_counts: Array | None = None
+    label_thresholds: Array | None = None
+    top_k: int | None = None
 
     @property
     def n_features(self) -> int:
@@ -97,29 +97,77 @@ class Model:
         """Rank of W."""
         return int(self.u.shape[1])
 
+    @property
+    def rule(self) -> Rule:
+        """How `predict` chooses labels from scores."""
+        if self.top_k is not None:
+            return Rule(top_k=self.top_k)
+        return Rule(threshold=self.threshold if self.label_thresholds is None else self.label_thresholds)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of all that scores depend on: not of thresholds, names and history."""
+        facts = [array_digest(self.u), array_digest(self.m), self.normalize, self.intercept]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
     def factors(self) -> tuple[Array, Array]:
         """Return U (D x r) and M (r x L) with W = U M."""
         return self.u, self.m
 
+    def with_threshold(self, threshold: Any = None, *, top_k: int | None = None) -> Model:
+        """Return the same model with another rule to choose labels.
+
+        Parameters
+        ----------
+        threshold : float or array-like (L,), optional
+            Scores from here on predict a label: one number for all labels, or one for each.
+        top_k : int, optional
+            Predict the k best labels of every row instead.
+        """
+        rule = self.chosen_rule(threshold, top_k)
+        if rule.top_k is not None:
+            return replace(self, top_k=rule.top_k, label_thresholds=None)
+        if isinstance(rule.threshold, np.ndarray):
+            return replace(self, label_thresholds=rule.threshold, top_k=None)
+        assert rule.threshold is not None
+        if not np.isfinite(rule.threshold):
+            raise UsageError(f"the threshold of a model is {rule.threshold!r}: it must be a finite number")
+        return replace(self, threshold=rule.threshold, label_thresholds=None, top_k=None)
+
+    def chosen_rule(self, threshold: Any = None, top_k: int | None = None) -> Rule:
+        """Return the rule that is asked for, or the model's own where none is."""
+        if threshold is None and top_k is None:
+            return self.rule
+        if threshold is not None:
+            values = np.asarray(threshold, dtype=np.float64)
+            threshold = values if values.ndim else float(values)
+        return Rule(threshold, top_k).checked(self.n_labels)
+
     def decision_function(self, X: Any) -> Array:
         """Return the scores XW of all labels, a dense (n, L) array."""
-        scores: Array = self._project(X) @ self.m
+        matrix = self._rows(X)
+        scores = np.empty((matrix.shape[0], self.n_labels))
+        for rows, z in self.projected(matrix):
+            for first, tile in score_tiles(z, self.m):
+                scores[rows, first : first + tile.shape[1]] = tile
         return scores
 
-    def predict(self, X: Any, threshold: float | None = None) -> Any:
-        """Return the predicted labels of some rows as a CSR array of ones."""
-        theta = self.threshold if threshold is None else threshold
-        projected = self._project(X)
-        found = [
-            (rows.start + at[0], at[1])
-            for rows, scores in self._tiles(projected)
-            for at in [np.nonzero(scores >= theta)]
-        ]
-        rows = np.concatenate([part[0] for part in found]) if found else np.zeros(0, dtype=np.int64)
-        labels = np.concatenate([part[1] for part in found]) if found else np.zeros(0, dtype=np.int64)
-        indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(projected)))])
-        ones = np.ones(labels.size, dtype=np.uint8)
-        return sp.csr_array((ones, labels, indptr), shape=(len(projected), self.n_labels))
+    def predict(self, X: Any, threshold: Any = None, *, top_k: int | None = None) -> Any:
+        """Return the predicted labels of some rows as a CSR array of ones.
+
+        Parameters
+        ----------
+        X : array-like or sparse matrix (n, D)
+        threshold : float or array-like (L,), optional
+            Instead of the model's own rule.
+        top_k : int, optional
+            The k best labels of every row, instead of the model's own rule.
+        """
+        rule = self.chosen_rule(threshold, top_k)
+        found = [choose_labels(z, self.m, rule) for _, z in self.projected(self._rows(X))]
+        if not found:
+            return sp.csr_array((0, self.n_labels), dtype=np.uint8)
+        return found[0] if len(found) == 1 else sp.vstack(found, format="csr")
 
     def predict_proba(self, X: Any) -> Array:
         """Return P(Y = 1 | x) of all labels, a dense (n, L) array."""
@@ -132,17 +180,20 @@ class Model:
         """
         if not 1 <= k <= self.n_labels:
             raise UsageError(f"k must be between 1 and the number of labels, {self.n_labels}; got {k!r}")
-        projected = self._project(X)
-        labels = np.empty((len(projected), k), dtype=np.int64)
-        best = np.empty((len(projected), k))
-        for rows, scores in self._tiles(projected):
-            order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-            labels[rows] = order
-            best[rows] = np.take_along_axis(scores, order, axis=1)
-        return labels, best
+        matrix = self._rows(X)
+        labels = np.empty((matrix.shape[0], k), dtype=np.int64)
+        scores = np.empty((matrix.shape[0], k))
+        for rows, z in self.projected(matrix):
+            labels[rows], scores[rows] = rank_labels(z, self.m, k)
+        return labels, scores
 
-    def _project(self, X: Any) -> Array:
-        """Return X U for rows as the user has them."""
+    def projected(self, matrix: Any, *, normalized: bool = False) -> Iterator[tuple[slice, Array]]:
+        """Yield pieces of rows with X U; ``normalized`` where the rows have unit norm already."""
+        normalize = None if normalized else self.normalize
+        return projected_pieces(matrix, self.u, self.n_labels, normalize, self.intercept)
+
+    def _rows(self, X: Any) -> Any:
+        """Return rows as the user has them as an array or CSR with the right number of columns."""
         matrix: Any = X if sp.issparse(X) else np.asarray(X)
         if matrix.ndim != 2 or matrix.shape[1] != self.n_features:
             raise UsageError(
@@ -151,15 +202,7 @@ class Model:
             )
         if sp.issparse(matrix) and matrix.format != "csr":
             matrix = sp.csr_array(matrix)
-        projected: Array = np.asarray(prepare(matrix, self.normalize, self.intercept) @ self.u)
-        return projected
-
-    def _tiles(self, projected: Array) -> Iterator[tuple[slice, Array]]:
-        """Yield pieces of rows with their dense scores, of bounded size."""
-        step = max(1, PIECE_ENTRIES // max(self.n_labels, 1))
-        for start in range(0, len(projected), step):
-            rows = slice(start, min(start + step, len(projected)))
-            yield rows, projected[rows] @ self.m
+        return matrix
 
     def save(
         self,
@@ -178,37 +221,7 @@ class Model:
         storage_options : mapping, optional
             For the file system.
         """
-        if store_exists(url, storage_options):
-            if not overwrite:
-                raise StoreExistsError(
-                    f"{os.fspath(url)} exists: choose another place, or overwrite=True (--overwrite)"
-                )
-            remove_store(url, storage_options)
-        group = open_group(url, "w", storage_options)
-        group.attrs.put({"format": MODEL_FORMAT, "format_version": MODEL_VERSION, "complete": False})
-        columns = [column.name for column in fields(Record)]
-        history = np.array([[float(v) for v in asdict(record).values()] for record in self.history])
-        arrays = {"U": self.u, "M": self.m, "history": history.reshape(-1, len(columns))}
-        for name, values in arrays.items():
-            _write(group, name, values)
-        for name, names in (("label_names", self.label_names), ("feature_names", self.feature_names)):
-            if names is not None:
-                write_names(group, name, names)
-        group.attrs.put(
-            {
-                "format": MODEL_FORMAT,
-                "format_version": MODEL_VERSION,
-                "sha256": {name: _digest(values) for name, values in arrays.items()},
-                "history_columns": columns,
-                "p0": self.p0,
-                "loss": self.loss,
-                "threshold": self.threshold,
-                "normalize": self.normalize,
-                "intercept": self.intercept,
-                "info": dict(self.info),
-                "complete": True,
-            }
-        )
+        write_model(self, url, overwrite=overwrite, storage_options=storage_options)
 
 
 def load_model(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any] | None = None) -> Model:
@@ -225,99 +238,4 @@ def load_model(url: str | os.PathLike[str], *, storage_options: Mapping[str, Any
     -------
     Model
     """
-    place = os.fspath(url)
-    group = open_group(url, "r", storage_options)
-    attrs = dict(group.attrs)
-    if attrs.get("format") != MODEL_FORMAT:
-        raise DataError(f"{place} is not a dswml model (its format attribute is {attrs.get('format')!r})")
-    if attrs.get("format_version") != MODEL_VERSION:
-        raise DataError(
-            f"{place} has model format version {attrs.get('format_version')!r}; this program reads version "
-            f"{MODEL_VERSION}: install a newer dswml"
-        )
-    if attrs.get("complete") is not True:
-        raise IncompleteStoreError(
-            f"the model {place} is incomplete: its writing was interrupted; train again"
-        )
-    digests: Any = attrs.get("sha256")
-    if not isinstance(digests, dict):
-        raise DataError(
-            f"attribute sha256 of the model {place} is missing: the file was changed; train again"
-        )
-    u, m, history = (_read(group, name, digests, place) for name in ("U", "M", "history"))
-    if u.shape[1] != m.shape[0]:
-        raise DataError(f"U of {place} has shape {u.shape} and M {m.shape}: they do not belong together")
-    names: Any = attrs.get("history_columns")
-    known = {column.name: column.type for column in fields(Record)}
-    if not isinstance(names, list) or set(names) != set(known) or history.shape[1] != len(names):
-        raise DataError(f"the history of the model {place} has columns {names!r}, not {list(known)!r}")
-    number = _checked_numbers(attrs, place)
-    label_names = read_names(group, "label_names")
-    if label_names is not None and len(label_names) != m.shape[1]:
-        raise DataError(f"the model {place} has {m.shape[1]} labels and {len(label_names)} label names")
-    if attrs.get("loss") not in ("square", "exponential") or attrs.get("normalize") not in (None, "l2"):
-        raise DataError(
-            f"the model {place} has loss {attrs.get('loss')!r} and normalize {attrs.get('normalize')!r}, "
-            "which this program does not know: install a newer dswml"
-        )
-    info: Any = attrs.get("info")
-    return Model(
-        u=u,
-        m=m,
-        p0=number["p0"],
-        loss=str(attrs["loss"]),
-        threshold=number["threshold"],
-        normalize="l2" if attrs["normalize"] == "l2" else None,
-        intercept=number["intercept"],
-        label_names=label_names,
-        feature_names=read_names(group, "feature_names"),
-        info=info if isinstance(info, dict) else {},
-        history=tuple(_record(dict(zip(names, row, strict=True)), known) for row in history),
-    )
-
-
-def _record(row: dict[str, float], types: dict[str, Any]) -> Record:
-    casts = {"int": int, "float": float, "bool": bool}
-    return Record(**{name: casts[str(types[name])](value) for name, value in row.items()})
-
-
-def _checked_numbers(attrs: Mapping[str, Any], place: str) -> dict[str, float]:
-    numbers = {}
-    for name in ("p0", "threshold", "intercept"):
-        value = attrs.get(name)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
-            raise DataError(f"attribute {name} of the model {place} is {value!r} where a number must be")
-        numbers[name] = float(value)
-    return numbers
-
-
-def _write(group: zarr.Group, name: str, values: Array) -> None:
-    rows = max(1, min(len(values), CHUNK_BYTES // max(values[:1].nbytes, 1)))
-    array = group.create_array(
-        name,
-        shape=values.shape,
-        chunks=(rows, max(values.shape[1], 1)),
-        dtype=np.dtype(np.float64),
-        compressors=DENSE_FLOAT,
-        fill_value=float("nan"),
-    )
-    if values.size:
-        array[:] = values
-
-
-def _read(group: zarr.Group, name: str, digests: Mapping[str, Any], place: str) -> Array:
-    array = group.get(name)
-    if not isinstance(array, zarr.Array) or array.ndim != 2 or array.dtype != np.float64:
-        raise DataError(
-            f"array {name} of the model {place} is missing or not a matrix of float64: train again"
-        )
-    values = np.ascontiguousarray(read_array(array, 0, array.shape[0], store=place)).reshape(array.shape)
-    if _digest(values) != digests.get(name):
-        raise DataError(
-            f"array {name} of the model {place} does not match its checksum: it was changed; train again"
-        )
-    return values
-
-
-def _digest(values: Array) -> str:
-    return hashlib.sha256(np.ascontiguousarray(values, dtype="<f8").tobytes()).hexdigest()
+    return Model(**read_model(url, storage_options))

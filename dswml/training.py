@@ -113,6 +113,7 @@ def train(
         feature_names=data.feature_names,
         info=_info(data, parameters, solution),
         history=solution.history,
+        label_counts=np.asarray(data.label_counts),
     )
     return model, solution
 

@@ -1,0 +1,210 @@
+"""The file that a model is kept in: a Zarr group that Zarr alone can read, with a digest of every array.
+
+It holds U and M with W = U M, the history, the names, label counts and thresholds where there are
+any, and attributes that say how rows must be prepared and how the fit went. It holds no code, and
+loading runs none. Version 2 can say that labels are chosen by thresholds of their own or by rank; a
+model without either is written as version 1, which every program reads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, fields
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import zarr
+
+from .errors import DataError, IncompleteStoreError, StoreExistsError
+from .format import fill_value
+from .frank_wolfe import Record
+from .storage import (
+    CSR_INDPTR,
+    DENSE_FLOAT,
+    open_group,
+    read_array,
+    read_names,
+    remove_store,
+    store_exists,
+    write_names,
+)
+
+if TYPE_CHECKING:
+    from .model import Model
+
+__all__ = ["MODEL_FORMAT", "read_model", "write_model"]
+
+Array = npt.NDArray[Any]
+Url = str | os.PathLike[str]
+
+MODEL_FORMAT = "dswml-model"
+#: Versions that are read.
+VERSIONS = (1, 2)
+#: Bytes of a chunk of U or M on disk.
+CHUNK_BYTES = 2**25
+#: Arrays that a model need not have.
+_OPTIONAL = ("label_counts", "label_thresholds")
+_TYPES = {"label_counts": np.dtype(np.int64)}
+_DIMENSIONS = {"U": 2, "M": 2, "history": 2, "label_counts": 1, "label_thresholds": 1}
+
+
+def write_model(
+    model: Model, url: Url, *, overwrite: bool = False, storage_options: Mapping[str, Any] | None = None
+) -> None:
+    """Write a model to a local path or fsspec URL, marked complete last."""
+    if store_exists(url, storage_options):
+        if not overwrite:
+            raise StoreExistsError(
+                f"{os.fspath(url)} exists: choose another place, or overwrite=True (--overwrite)"
+            )
+        remove_store(url, storage_options)
+    plain = model.top_k is None and model.label_thresholds is None
+    attributes: dict[str, Any] = {"format": MODEL_FORMAT, "format_version": 1 if plain else 2}
+    group = open_group(url, "w", storage_options)
+    group.attrs.put({**attributes, "complete": False})
+    columns = [column.name for column in fields(Record)]
+    history = np.array([[float(v) for v in asdict(record).values()] for record in model.history])
+    arrays = {"U": model.u, "M": model.m, "history": history.reshape(-1, len(columns))}
+    for name in _OPTIONAL:
+        values = getattr(model, name)
+        if values is not None:
+            arrays[name] = values
+    for name, values in arrays.items():
+        _write(group, name, values)
+    for name, names in (("label_names", model.label_names), ("feature_names", model.feature_names)):
+        if names is not None:
+            write_names(group, name, names)
+    group.attrs.put(
+        {
+            **attributes,
+            "sha256": {name: array_digest(values) for name, values in arrays.items()},
+            "history_columns": columns,
+            "p0": model.p0,
+            "loss": model.loss,
+            "threshold": model.threshold,
+            **({} if plain else {"top_k": model.top_k}),
+            "normalize": model.normalize,
+            "intercept": model.intercept,
+            "info": dict(model.info),
+            "complete": True,
+        }
+    )
+
+
+def read_model(url: Url, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Return the fields of a `Model`, or refuse a file that is incomplete, newer or damaged."""
+    place = os.fspath(url)
+    group = open_group(url, "r", storage_options)
+    attrs: dict[str, Any] = dict(group.attrs)
+    _check_kind(attrs, place)
+    digests = attrs.get("sha256")
+    if not isinstance(digests, dict):
+        raise DataError(
+            f"attribute sha256 of the model {place} is missing: the file was changed; train again"
+        )
+    u, m, history = (_read(group, name, digests, place) for name in ("U", "M", "history"))
+    if u.shape[1] != m.shape[0]:
+        raise DataError(f"U of {place} has shape {u.shape} and M {m.shape}: they do not belong together")
+    n_labels = m.shape[1]
+    optional = {name: _read(group, name, digests, place) for name in _OPTIONAL if name in digests}
+    for name, values in optional.items():
+        if values.shape != (n_labels,):
+            raise DataError(f"the model {place} has {n_labels} labels and {len(values)} {name}")
+    if np.isnan(optional.get("label_thresholds", np.zeros(0))).any():
+        raise DataError(f"the model {place} has a label threshold that is NaN: set the thresholds again")
+    label_names = read_names(group, "label_names")
+    if label_names is not None and len(label_names) != n_labels:
+        raise DataError(f"the model {place} has {n_labels} labels and {len(label_names)} label names")
+    if attrs.get("loss") not in ("square", "exponential") or attrs.get("normalize") not in (None, "l2"):
+        raise DataError(
+            f"the model {place} has loss {attrs.get('loss')!r} and normalize {attrs.get('normalize')!r}, "
+            "which this program does not know: install a newer dswml"
+        )
+    top_k = attrs.get("top_k")
+    if top_k is not None and not (isinstance(top_k, int) and 1 <= top_k <= n_labels):
+        raise DataError(f"attribute top_k of the model {place} is {top_k!r} where a number of labels must be")
+    info = attrs.get("info")
+    return {
+        "u": u,
+        "m": m,
+        **_checked_numbers(attrs, place),
+        "top_k": top_k,
+        "loss": attrs["loss"],
+        "normalize": attrs["normalize"],
+        "label_names": label_names,
+        "feature_names": read_names(group, "feature_names"),
+        **optional,
+        "info": info if isinstance(info, dict) else {},
+        "history": _records(attrs.get("history_columns"), history, place),
+    }
+
+
+def array_digest(values: Array) -> str:
+    """Return the sha256 of the values, the same on every machine."""
+    kind = "<i8" if values.dtype.kind in "iu" else "<f8"
+    return hashlib.sha256(np.ascontiguousarray(values, dtype=kind).data).hexdigest()
+
+
+def _check_kind(attrs: Mapping[str, Any], place: str) -> None:
+    if attrs.get("format") != MODEL_FORMAT:
+        raise DataError(f"{place} is not a dswml model (its format attribute is {attrs.get('format')!r})")
+    if attrs.get("format_version") not in VERSIONS:
+        raise DataError(
+            f"{place} has model format version {attrs.get('format_version')!r}; this program reads version "
+            f"{' and '.join(map(str, VERSIONS))}: install a newer dswml"
+        )
+    if attrs.get("complete") is not True:
+        raise IncompleteStoreError(
+            f"the model {place} is incomplete: its writing was interrupted; train again"
+        )
+
+
+def _records(names: Any, history: Array, place: str) -> tuple[Record, ...]:
+    types = {column.name: str(column.type) for column in fields(Record)}
+    if not isinstance(names, list) or set(names) != set(types) or history.shape[1] != len(names):
+        raise DataError(f"the history of the model {place} has columns {names!r}, not {list(types)!r}")
+    casts = {"int": int, "float": float, "bool": bool}
+    rows = (dict(zip(names, row, strict=True)) for row in history)
+    return tuple(Record(**{name: casts[types[name]](value) for name, value in row.items()}) for row in rows)
+
+
+def _checked_numbers(attrs: Mapping[str, Any], place: str) -> dict[str, float]:
+    numbers = {}
+    for name in ("p0", "threshold", "intercept"):
+        value = attrs.get(name)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
+            raise DataError(f"attribute {name} of the model {place} is {value!r} where a number must be")
+        numbers[name] = float(value)
+    return numbers
+
+
+def _write(group: zarr.Group, name: str, values: Array) -> None:
+    dtype = _TYPES.get(name, np.dtype(np.float64))
+    rows = max(1, min(len(values), CHUNK_BYTES // max(values[:1].nbytes, 1)))
+    array = group.create_array(
+        name,
+        shape=values.shape,
+        chunks=(rows, *(max(length, 1) for length in values.shape[1:])),
+        dtype=dtype,
+        compressors=DENSE_FLOAT if dtype.kind == "f" else CSR_INDPTR,
+        fill_value=fill_value(dtype),
+    )
+    if values.size:
+        array[:] = values
+
+
+def _read(group: zarr.Group, name: str, digests: Mapping[str, Any], place: str) -> Array:
+    array = group.get(name)
+    dtype, ndim = _TYPES.get(name, np.dtype(np.float64)), _DIMENSIONS[name]
+    if not isinstance(array, zarr.Array) or array.ndim != ndim or array.dtype != dtype:
+        kind = "a matrix" if ndim == 2 else "a vector"
+        raise DataError(f"array {name} of the model {place} is missing or not {kind} of {dtype}: train again")
+    values = np.ascontiguousarray(read_array(array, 0, array.shape[0], store=place)).reshape(array.shape)
+    if array_digest(values) != digests.get(name):
+        raise DataError(
+            f"array {name} of the model {place} does not match its checksum: it was changed; train again"
+        )
+    return values
