@@ -47,6 +47,8 @@ def check_attributes(attrs: Mapping[str, Any], url: str) -> None:
     for name in required:
         if not isinstance(attrs.get(name), int) or attrs[name] < 0:
             raise DataError(f"attribute {name} of {url} is {attrs.get(name)!r} where a count must be")
+    if not isinstance(attrs.get("sparse"), bool):
+        raise DataError(f"attribute sparse of {url} is {attrs.get('sparse')!r} where true or false must be")
     if not isinstance(attrs.get("store_id"), str):
         raise DataError(f"attribute store_id of {url} is {attrs.get('store_id')!r} where a text must be")
     if attrs.get("complete") is not True:

@@ -341,7 +341,7 @@ class StoredDataset(Dataset):
 
     @property
     def layout(self) -> dict[str, dict[str, Any]]:
-        """Shape, chunks, shards, type and codecs of every array."""
+        """Shape, chunks, shards and type of every array."""
         return {
             array.name.strip("/"): {
                 "shape": array.shape,

@@ -150,7 +150,7 @@ class DatasetWriter:
         if store_exists(place, storage_options):
             if not overwrite:
                 raise StoreExistsError(
-                    f"{place} exists: choose another place, or overwrite it with --overwrite"
+                    f"{place} exists: choose another place, or overwrite it with --overwrite (overwrite=True)"
                 )
             remove_store(place, storage_options)
         group = open_group(place, "w", storage_options)
@@ -174,7 +174,9 @@ class DatasetWriter:
         group = open_group(place, "r+", storage_options)
         attrs: dict[str, Any] = dict(group.attrs)
         if attrs.get("format") != FORMAT or attrs.get("format_version") != FORMAT_VERSION:
-            raise IncompleteStoreError(f"{place} cannot be resumed: it is not a data set of this version")
+            raise IncompleteStoreError(
+                f"{place} cannot be resumed: it is half removed or not a data set of this version; overwrite it"
+            )
         if attrs.get("complete") is not False:
             raise StoreExistsError(f"{place} is complete: there is nothing to resume")
         if _PREPARED not in Sidecar(group).marks():
