@@ -154,7 +154,7 @@ def describe_fit(model: Model, solution: Solution) -> dict[str, Any]:
     last = solution.history[-1]
     return {
         "objective": solution.objective,
-        "gap_estimate": solution.gap,
+        "gap_estimate": solution.gap_estimate,
         "gap_certified": None if certificate is None else certificate.gap,
         "relative_gap": last.relative_gap,
         "certificate": None if certificate is None else asdict(certificate),

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -89,12 +90,17 @@ class Options:
 
 @dataclass(frozen=True)
 class Solution:
-    """W = U M in compact singular form, U (D x r), M (r x L), and how it was reached."""
+    """W = U M in compact singular form, U (D x r), M (r x L), and how it was reached.
+
+    ``gap`` is the certified one where there is a certificate; ``gap_estimate`` is what the oracle
+    alone says, which is below the true gap unless the gradient was assembled.
+    """
 
     u: Array
     m: Array
     objective: float
     gap: float
+    gap_estimate: float
     certificate: Certificate | None
     status: str
     iterations: int
@@ -132,16 +138,20 @@ class _Run:
         self.history: list[Record] = []
         self.certificate: Certificate | None = None
         self.certify_below = options.tol
-        self.floor = 0.0
+        self.floor = self.estimate = 0.0
         entries = problem.n_features * problem.n_labels
         side = min(problem.n_features, problem.n_labels)
         small = entries <= ASSEMBLED_ENTRIES and side <= ASSEMBLED_SIDE
         self.assemble = small if options.assemble is None else options.assemble
-        self.cap, place = plan_directions(
-            problem.n_rows, problem.n_features, problem.label_counts, options.memory_limit
-        )
+        self.truncated = False
         if options.step == "corrective":
+            self.cap, place = plan_directions(
+                problem.n_rows, problem.n_features, problem.label_counts, options.memory_limit
+            )
             problem.keep_statistics(place)
+        else:  # no statistics, so more directions
+            no_positives = np.zeros_like(problem.label_counts)
+            self.cap, _ = plan_directions(0, problem.n_features, no_positives, options.memory_limit)
         # What the oracle reads at least, and what the step and the next oracle read together.
         oracle_reads = 1 if self.assemble else 2
         step_reads = {"open-loop": 0, "corrective": int(self.assemble), "line-search": 1}[options.step]
@@ -209,8 +219,9 @@ class _Run:
             leading = None if self.options.step == "corrective" else 1
             return oracle.assembled(self.problem, self.mt, leading)
         width = self.options.block_size or min(MIN_BLOCK + _rank(self.mt), MAX_BLOCK)
+        width = min(max(width, 2), self.widest())
         rng = np.random.default_rng([self.options.seed, self.iteration])
-        start = oracle.warm_start(self.mt, self.last_right, max(width, 2), rng)
+        start = oracle.warm_start(self.mt, self.last_right, width, rng)
         if self.options.step == "corrective":
             answer = self.one_round(start)
         else:
@@ -245,7 +256,7 @@ class _Run:
 
     def gap(self, answer: Answer) -> tuple[float, bool]:
         """The gap, and whether it is certified; the costly certificate waits until it can succeed."""
-        estimate = answer.gap(self.problem.radius)
+        self.estimate = estimate = answer.gap(self.problem.radius)
         if answer.exact:
             self.certificate = Certificate("assembled", estimate, 1.0)
             return estimate, True
@@ -314,14 +325,13 @@ class _Run:
             multiplier = -answer.slope / problem.radius
             violating = int(np.count_nonzero(answer.values > multiplier))
             width = min(max(violating if self.iteration else 0, MIN_BLOCK), MAX_BLOCK)
-            width = min(self.options.block_size or width, answer.left.shape[1])
+            width = min(self.options.block_size or width, answer.left.shape[1], self.widest())
             self.make_room(width)
             if problem.append(-answer.left[:, :width]):
                 problem.sweep(self.mt)
                 self.mt = np.pad(self.mt, ((0, 0), (0, problem.rank - self.mt.shape[1])))
-        assert problem.statistics is not None
         corrected = solve(
-            Quadratic(problem.statistics, problem.n_rows, problem.p0, self.pool),
+            self.small_problem(),
             self.mt,
             problem.radius,
             max(INNER_SHARE * gap, 1e-14 * self.scale(answer)),
@@ -331,6 +341,17 @@ class _Run:
         self.small_gradient = corrected.gradient
         return corrected.mt
 
+    def small_problem(self) -> Quadratic:
+        problem = self.problem
+        assert problem.statistics is not None
+        return Quadratic(problem.statistics, problem.n_rows, problem.p0, self.pool)
+
+    def widest(self) -> int:
+        """Most directions to add at once, so that those of W find room beside them."""
+        if self.cap >= self.problem.n_features:
+            return self.cap
+        return max(self.cap - _rank(self.mt), self.cap // 8, 1)
+
     def make_room(self, width: int) -> None:
         """Forget directions when the cap is met: those without weight in W first, oldest first."""
         problem = self.problem
@@ -338,15 +359,24 @@ class _Run:
             return
         _, values, rotation = np.linalg.svd(self.mt, full_matrices=False)
         keep = max(self.cap - width, 1)
-        used = min(int(np.count_nonzero(values > 1e-12 * max(values[0], 1e-300))), keep)
+        used = int(np.count_nonzero(values > 1e-12 * max(values[0], 1e-300)))
+        if used > keep and not self.truncated:
+            self.truncated = True
+            warnings.warn(
+                f"W needs more than the {self.cap} directions that {self.options.memory_limit / 2**20:.3g} MiB "
+                "have room for: its smallest singular values are dropped from here on, and the fit may not "
+                "reach its tolerance; raise memory_limit (--factor-memory)",
+                stacklevel=2,
+            )
+        used = min(used, keep)
         if self.options.step != "corrective":
             keep = used
         recent = np.eye(problem.rank)[:, ::-1]
         rotation = np.linalg.qr(np.hstack([rotation[:used].T, recent]))[0][:, :keep]
         problem.rotate(rotation)
         self.mt = self.mt @ rotation
-        if self.small_gradient.shape[1] == rotation.shape[0]:
-            self.small_gradient = self.small_gradient @ rotation
+        if self.options.step == "corrective":
+            self.small_gradient = self.small_problem().gradient(self.mt)
 
     def solution(self, record: Record, status: str) -> Solution:
         right, values, left = np.linalg.svd(self.mt, full_matrices=False)
@@ -358,6 +388,7 @@ class _Run:
             m=m,
             objective=record.objective,
             gap=record.gap,
+            gap_estimate=self.estimate,
             certificate=self.certificate,
             status=status,
             iterations=self.iteration,

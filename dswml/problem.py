@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .corrective import Statistics
+from .errors import DataError
 from .executor import Executor, Shared
 from .features import BlockSource
 from .sweep import Partial, Sweep, combine, light_pattern, sweep_block
@@ -22,6 +23,9 @@ from .sweep import Partial, Sweep, combine, light_pattern, sweep_block
 __all__ = ["Problem"]
 
 Array = npt.NDArray[Any]
+
+#: Sums from here on have squares that overflow.
+LARGEST = 1e150
 
 
 class Problem:
@@ -144,6 +148,12 @@ class Problem:
 
     def absorb(self, sums: Partial) -> None:
         """Take the statistics of new directions, if there were any, from the sums of a sweep."""
+        for name, values in sums.items():
+            if name != "curve" and not np.abs(values).max(initial=0.0) < LARGEST:
+                raise DataError(
+                    f"the numbers of the fit overflow (sums of {name!r} beyond {LARGEST:g}): scale the "
+                    "features, for example with normalize='l2', or lower the radius"
+                )
         if self._pending:
             self._grow(sums)
 

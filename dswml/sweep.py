@@ -77,6 +77,7 @@ class Sweep:
     points: tuple[tuple[Array, Array, float], ...] = ()
 
 
+@np.errstate(over="ignore", invalid="ignore")  # whoever gets the sums refuses those that overflow
 def sweep_block(block: RowBlock, request: Sweep, *basis: Array) -> Partial:
     """Return the sums of one row block, and "rows_read": how many rows of X were read for them."""
     whole = _WholeBlock(request.source, block)
