@@ -363,9 +363,9 @@ class _Run:
         if used > keep and not self.truncated:
             self.truncated = True
             warnings.warn(
-                f"W needs more than the {self.cap} directions that {self.options.memory_limit / 2**20:.3g} MiB "
-                "have room for: its smallest singular values are dropped from here on, and the fit may not "
-                "reach its tolerance; raise memory_limit (--factor-memory)",
+                f"W needs more than the {self.cap} directions that fit into memory_limit = "
+                f"{self.options.memory_limit} bytes: its smallest singular values are dropped from here on, "
+                "and the fit may not reach its tolerance; raise memory_limit (--factor-memory)",
                 stacklevel=2,
             )
         used = min(used, keep)

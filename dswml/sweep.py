@@ -77,7 +77,6 @@ class Sweep:
     points: tuple[tuple[Array, Array, float], ...] = ()
 
 
-@np.errstate(over="ignore", invalid="ignore")  # whoever gets the sums refuses those that overflow
 def sweep_block(block: RowBlock, request: Sweep, *basis: Array) -> Partial:
     """Return the sums of one row block, and "rows_read": how many rows of X were read for them."""
     whole = _WholeBlock(request.source, block)
@@ -103,6 +102,7 @@ def sweep_block_together(block: RowBlock, requests: tuple[Sweep, ...], *basis: A
     return out
 
 
+@np.errstate(over="ignore", invalid="ignore")  # whoever gets the sums refuses those that overflow
 def _sums(reader: _Reader, request: Sweep, basis: tuple[Array, ...]) -> Partial:
     labels = request.source.labels(reader.block)
     z, rank = _block_scores(reader, request.basis, basis)
