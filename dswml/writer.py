@@ -175,7 +175,7 @@ class DatasetWriter:
         attrs: dict[str, Any] = dict(group.attrs)
         if attrs.get("format") != FORMAT or attrs.get("format_version") != FORMAT_VERSION:
             raise IncompleteStoreError(
-                f"{place} cannot be resumed: it is half removed or not a data set of this version; overwrite it"
+                f"{place} cannot be resumed: half removed, or not a data set of this version; overwrite it"
             )
         if attrs.get("complete") is not False:
             raise StoreExistsError(f"{place} is complete: there is nothing to resume")
