@@ -196,31 +196,35 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         A NumPy array gives a NumPy array, a sparse matrix a CSR array, a dask array a lazy dask array with
         the same row chunks, and a data set (or its path) an iterator over CSR row blocks.
         """
+        fitted = self._fitted()
+        one_label, classes = fitted.one_label_, fitted.classes_
+        dtype = classes.dtype if one_label else fitted.label_dtype_
 
         def block(model: Model, rows: Any) -> Any:
-            if self.one_label_:
-                return self.classes_[model.predict_topk(rows, 1)[0][:, 0]]
-            labels = model.predict(rows).astype(self.label_dtype_, copy=False)
+            if one_label:
+                return classes[model.predict_topk(rows, 1)[0][:, 0]]
+            labels = model.predict(rows).astype(dtype, copy=False)
             return labels if sp.issparse(rows) else labels.toarray()
 
-        fitted = self._fitted()
-        return self._apply(X, block, fitted.classes_.dtype if fitted.one_label_ else fitted.label_dtype_)
+        return self._apply(X, block, dtype)
 
     def decision_function(self, X: Any) -> Any:
         """Return the scores XW, dense (n, L), in the form that `predict` explains."""
+        one_label = self._fitted().one_label_
 
         def block(model: Model, rows: Any) -> Any:
             scores = model.decision_function(rows)
-            return scores[:, 1] - scores[:, 0] if self.one_label_ and scores.shape[1] == 2 else scores
+            return scores[:, 1] - scores[:, 0] if one_label and scores.shape[1] == 2 else scores
 
         return self._apply(X, block, np.dtype(np.float64))
 
     def predict_proba(self, X: Any) -> Any:
         """Return P(Y = 1 | x), dense (n, L), in the form that `predict` explains."""
+        one_label = self._fitted().one_label_
 
         def block(model: Model, rows: Any) -> Any:
             probabilities = model.predict_proba(rows)
-            if self.one_label_:  # the probabilities of one label of several add up to one
+            if one_label:  # the probabilities of one label of several add up to one
                 probabilities = np.maximum(probabilities, 1e-15)
                 probabilities = probabilities / probabilities.sum(axis=1, keepdims=True)
             return probabilities
@@ -229,7 +233,7 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
 
     def predict_topk(self, X: Any, k: int = 5) -> Any:
         """Return the k best labels of every row, (n, k) column numbers, best first; see `predict`."""
-        return self._apply(X, lambda model, rows: model.predict_topk(rows, k)[0], np.dtype(np.int64), width=k)
+        return self._apply(X, lambda model, rows: model.predict_topk(rows, k)[0], np.dtype(np.int64))
 
     def _fitted(self) -> SparseWeightedClassifier:
         check_is_fitted(self, "model_")
@@ -240,17 +244,26 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         X: Any,
         block: Callable[[Model, Any], Any],
         dtype: np.dtype[Any],
-        width: int | None = None,
     ) -> Any:
         model = self._fitted().model_
         if isinstance(X, Dataset | str) or hasattr(X, "__fspath__"):
-            return _streamed(as_dataset(X), model, block)
+            data = as_dataset(X)
+            self._check_columns(data.n_features)
+            return _streamed(data, model, block)
         if _is_dask(X):
-            return _lazy(X, model, block, dtype, width)
+            self._check_columns(X.shape[1] if X.ndim == 2 else None)
+            return _lazy(X, model, block, dtype)
         if _is_zarr(X):
             X = as_dataset(X).read_x(0, X.shape[0])
         rows = validate_data(self, X, accept_sparse="csr", dtype=[np.float64, np.float32], reset=False)
         return block(model, rows)
+
+    def _check_columns(self, n_features: int | None) -> None:
+        if n_features != self.n_features_in_:
+            raise UsageError(
+                f"X has {'no' if n_features is None else n_features} features, but {type(self).__name__} is "
+                f"expecting {self.n_features_in_} features as input"
+            )
 
     def _training_data(self, X: Any, Y: Any) -> tuple[Dataset, Array | None]:
         """Return the data set, and the classes if y is one label per row."""
@@ -286,6 +299,14 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         self._check(
             "radius", _is_real(self.radius) and 0 < self.radius < math.inf, "a float in the range (0.0, inf)"
         )
+        weights = self.weights
+        self._check(
+            "weights",
+            weights in ("sparsity", "uniform")
+            if isinstance(weights, str)
+            else _is_real(weights) and 0 < weights < 1,
+            "'sparsity', 'uniform' or a float in the range (0.0, 1.0)",
+        )
         self._check_choice("step", ("corrective", "line-search", "open-loop"))
         self._check_choice("loss", ("square", "exponential"))
         self._check_choice("normalize", (None, "l2"))
@@ -296,7 +317,7 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             self.block_size == "auto" or (_is_whole(self.block_size) and int(self.block_size) >= 1),
             "'auto' or an int in the range [1, inf)",
         )
-        self._check("tol", _is_real(self.tol) and self.tol >= 0, "a float in the range [0.0, inf)")
+        self._check("tol", _is_real(self.tol) and 0 <= self.tol < math.inf, "a float in the range [0.0, inf)")
         for name, least, optional in (("max_iter", 0, False), ("max_passes", 1, True)):
             value = getattr(self, name)
             whole = _is_whole(value) and value >= least
@@ -305,7 +326,7 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         limit = self.time_limit
         self._check(
             "time_limit",
-            limit is None or (_is_real(limit) and limit > 0),
+            limit is None or (_is_real(limit) and 0 < limit < math.inf),
             "a float in the range (0.0, inf) or None",
         )
         intercept = self.fit_intercept
@@ -320,23 +341,31 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             threshold is None or (_is_real(threshold) and math.isfinite(threshold)),
             "a finite float or None",
         )
+        callbacks = () if self.callbacks is None else self.callbacks
         self._check(
             "callbacks",
-            all(callable(item) for item in self.callbacks or ()),
+            isinstance(callbacks, Sequence) and all(callable(item) for item in callbacks),
             "a sequence of callables or None",
         )
         try:
             memory_limit = parse_bytes(self.memory_limit)
-        except (ValueError, TypeError, AttributeError):
+        except (ValueError, TypeError, AttributeError, OverflowError):
             memory_limit = 0
         self._check("memory_limit", memory_limit > 0, "a number of bytes such as '2 GiB'")
+        try:
+            random = check_random_state(self.random_state)
+        except ValueError:
+            random = None
+        self._check(
+            "random_state", random is not None, "an int in the range [0, 2**32), a RandomState or None"
+        )
         return Parameters(
             radius=float(self.radius),
-            weights=self.weights,
+            weights=weights if isinstance(weights, str) else float(weights),
             loss=self.loss,
             fit_intercept=float(self.fit_intercept),
             normalize=self.normalize,
-            threshold=self.threshold,
+            threshold=None if threshold is None else float(threshold),
             dtype=self.dtype,
             cache=self.cache,
             options=Options(
@@ -344,10 +373,10 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
                 block_size=None if self.block_size == "auto" else int(self.block_size),
                 tol=float(self.tol),
                 max_iter=int(self.max_iter),
-                max_passes=self.max_passes,
-                time_limit=self.time_limit,
+                max_passes=None if self.max_passes is None else int(self.max_passes),
+                time_limit=None if limit is None else float(limit),
                 memory_limit=int(memory_limit),
-                seed=int(check_random_state(self.random_state).randint(2**31 - 1)),
+                seed=int(random.randint(2**31 - 1)),
             ),
         )
 
@@ -394,9 +423,7 @@ def _streamed(data: Dataset, model: Model, block: Callable[[Model, Any], Any]) -
         yield block(model, data.read_x(rows.start, rows.stop))
 
 
-def _lazy(
-    X: Any, model: Model, block: Callable[[Model, Any], Any], dtype: np.dtype[Any], width: int | None
-) -> Any:
+def _lazy(X: Any, model: Model, block: Callable[[Model, Any], Any], dtype: np.dtype[Any]) -> Any:
     """Return a dask array of the results, with the row chunks of X; the model is one task of its graph."""
     import dask
     import dask.array as da
