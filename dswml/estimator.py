@@ -110,7 +110,7 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
     >>> clf = SparseWeightedClassifier(radius=10).fit(X, Y)
     >>> clf.predict(X[:2])
     array([[1, 0, 0, 0, 0, 0],
-           [0, 1, 0, 0, 0, 0]], dtype=uint8)
+           [0, 1, 0, 0, 0, 0]])
     >>> clf.status_
     'OPTIMAL'
     """
