@@ -144,6 +144,11 @@ def import_dataset(
     -------
     ImportReport
 
+    Notes
+    -----
+    A line may have up to 16 MiB, feature numbers stay below 2**31 - 1 and label numbers below 2**25, so
+    that no file, whatever it claims, makes the import allocate memory for more than it holds.
+
     Raises
     ------
     DataError
@@ -293,12 +298,12 @@ def _survey(
 ) -> Survey:
     spans = [(number, *span) for number, span in enumerate(source.spans(segment_bytes))]
     report = on_progress or (lambda phase, done, total: None)
-    report("reading", 0, len(spans))
     try:
         if source.sequential:
             return survey_span(
                 spans[0], (source, skip), on_read=lambda done, total: report("reading", done, total)
             )
+        report("reading", 0, len(spans))
         return executor.reduce(
             survey_span,
             combine_surveys,
@@ -398,11 +403,9 @@ def _write(
     on_progress: OnProgress | None,
 ) -> None:
     source = prepared.source
-    spans = source.spans(segment_bytes)
     layouts = (writer.layout.indptr, writer.layout.x, writer.layout.y)
     marks = survey.marks if len(survey.marks) else np.zeros((1, 4), dtype=np.int64)
-    span = segment_bytes if source.sequential else spans[0][1] - spans[0][0]
-    pieces = plan_pieces(marks, layouts, span)
+    pieces = plan_pieces(marks, layouts, source.positions(segment_bytes))
     done = writer.done()
     todo = [piece for piece in pieces if piece.name not in done]
     report = on_progress or (lambda phase, done, total: None)

@@ -342,18 +342,19 @@ class MatrixRows:
         """Whether the rows can only be read from the first to the last."""
         return self.x.sequential or self.y.sequential
 
-    def _step(self, n_bytes: int) -> int:
+    def positions(self, segment_bytes: int) -> int:
+        """Return how many rows make up so many bytes in memory."""
         n_rows, n_columns = self.x.shape
         per_row = 8 * n_columns if self.x.nnz is None else 16 * self.x.nnz / max(1, n_rows)
         per_row += 8 * self.y.shape[1] if self.y.nnz is None else 16 * self.y.nnz / max(1, n_rows)
-        return max(1, int(n_bytes // max(1, per_row)))
+        return max(1, int(segment_bytes // max(1, per_row)))
 
     def spans(self, segment_bytes: int) -> tuple[tuple[int, int], ...]:
         """Cut the rows into ranges of positions that can be read on their own."""
         n_rows = self.x.shape[0]
         if self.sequential or n_rows == 0:
             return ((0, n_rows),)
-        step = self._step(segment_bytes)
+        step = self.positions(segment_bytes)
         return tuple((start, min(start + step, n_rows)) for start in range(0, n_rows, step))
 
     def batches(
@@ -361,13 +362,13 @@ class MatrixRows:
     ) -> Iterator[tuple[int, RowBatch]]:
         """Yield checked rows [start, stop) and the number of the first of each batch."""
         stop = self.x.shape[0] if stop is None else stop
-        step = self._step(BATCH_BYTES)
+        step = self.positions(BATCH_BYTES)
         with self.x.open() as read_x, self.y.open() as read_y:
             for first in range(start, stop, step):
                 last = min(first + step, stop)
-                if on_read is not None:
-                    on_read(first, stop)
                 yield first, self._batch(first, read_x(first, last), read_y(first, last))
+                if on_read is not None:
+                    on_read(last, stop)
 
     def _batch(self, first: int, x: Rows, y: Rows) -> RowBatch:
         labels = binary_rows(y, first_row=first, place=self.y.place)

@@ -76,12 +76,13 @@ def plan_pieces(marks: Marks, layouts: Sequence[ArrayLayout], span: int) -> tupl
     starts = np.minimum(-(-marks[cuts, 1:] // units) * units, lengths)
     stops = np.concatenate([starts[1:], lengths[np.newaxis]])
     pieces: list[Piece] = []
-    for start, stop in zip(starts, stops, strict=True):
-        if (start == stop).all():
-            continue
+    last_early = [np.searchsorted(marks[:, 1 + k], starts[:, k], side="right") - 1 for k in range(3)]
+    for number, (start, stop) in enumerate(zip(starts, stops, strict=True)):
         # A stream of which the piece holds nothing does not matter to where it begins.
-        early = (marks[:, 1:] <= start) | (start == stop)
-        mark = marks[np.flatnonzero(early.all(axis=1))[-1]]
+        early = [last_early[k][number] for k in range(3) if start[k] < stop[k]]
+        if not early:
+            continue
+        mark = marks[min(early)]
         pieces.append(
             Piece(
                 index=len(pieces),

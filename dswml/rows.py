@@ -119,7 +119,7 @@ class _Buffers:
         if lines and not lines.endswith(b"\n"):
             lines += b"\n"  # without it the kernels would run past the end
         self.text = np.frombuffer(lines, dtype=np.uint8)
-        n_rows, size = lines.count(b"\n"), len(lines)
+        n_rows, size = int(np.count_nonzero(self.text == ord("\n"))), len(lines)
         self.x_indptr = np.empty(n_rows + 1, dtype=np.int64)
         self.x_indices = np.empty(size // bytes_per_entry + 1, dtype=np.int32)
         self.x_values = np.empty(size // bytes_per_entry + 1, dtype=np.float64)

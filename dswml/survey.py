@@ -34,6 +34,9 @@ class RowSource(Protocol):
     def spans(self, segment_bytes: int) -> tuple[tuple[int, int], ...]:
         """Cut the rows into ranges of positions that can be read on their own."""
 
+    def positions(self, segment_bytes: int) -> int:
+        """Return how many positions make up so many bytes."""
+
     def batches(
         self, start: int, stop: int | None = None, *, on_read: OnRead | None = None
     ) -> Iterator[tuple[int, RowBatch]]:

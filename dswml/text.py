@@ -257,7 +257,7 @@ def known_number(text: Any, at: Any, known_at: Any, known: Any) -> Any:
 
 @nogil
 def _is_blank(c: Any) -> Any:
-    return c == _SPACE or c == _TAB
+    return c in (_SPACE, _TAB)
 
 
 @nogil

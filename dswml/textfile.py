@@ -136,10 +136,41 @@ def _decompressor(stored: BinaryIO, compression: str | None) -> Iterator[Any]:
             raise UsageError(
                 "reading .zst needs the package zstandard: install it with pip install 'dswml[zstd]'"
             ) from None
-        with zstandard.ZstdDecompressor().stream_reader(stored, read_across_frames=True) as unpacked:
-            yield unpacked
+        yield _ZstdReader(stored, zstandard.ZstdDecompressor())
     else:
         yield stored
+
+
+class _ZstdReader:
+    """Unpacks zstd frames, and unlike zstandard's own reader knows when the last of them is cut off.
+
+    A block of 4 bytes can unpack to 128 KiB: what is fed at once bounds what comes out at once.
+    """
+
+    _FEED = 1024
+
+    def __init__(self, stored: BinaryIO, decompressor: Any) -> None:
+        self._stored = stored
+        self._decompressor = decompressor
+        self._frame: Any = None
+        self._packed = b""
+        self._ready = bytearray()
+
+    def read(self, n_bytes: int) -> bytes:
+        while len(self._ready) < n_bytes:
+            packed = self._packed or self._stored.read(self._FEED)
+            if not packed:
+                if self._frame is not None:
+                    raise EOFError("the last frame has no end")
+                break
+            self._frame = self._frame or self._decompressor.decompressobj()
+            self._ready += self._frame.decompress(packed)
+            self._packed = self._frame.unused_data
+            if self._frame.eof:
+                self._frame = None
+        result = bytes(self._ready[:n_bytes])
+        del self._ready[:n_bytes]
+        return result
 
 
 def _zstd_errors() -> tuple[type[Exception], ...]:
@@ -249,6 +280,10 @@ class TextRows:
             return ((0, self.file.size),)
         starts = range(self.first_byte, max(self.file.size, self.first_byte + 1), segment_bytes)
         return tuple((start, min(start + segment_bytes, self.file.size)) for start in starts)
+
+    def positions(self, segment_bytes: int) -> int:
+        """Return how many positions make up so many bytes of text."""
+        return segment_bytes
 
     def batches(
         self, start: int, stop: int | None = None, *, on_read: OnRead | None = None

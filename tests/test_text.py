@@ -374,7 +374,7 @@ def test_a_label_must_be_an_attribute_once_and_binary() -> None:
     for names, expected in (
         (["b"], "'b' is not an attribute"),
         (["a", "a"], "twice"),
-        (["l"], "must be {0,1}"),
+        (["l"], "a label must be"),
     ):
         with pytest.raises(DataError, match=expected):
             arff_rows(header, names, sparse=False, dtype="float32", place="x.arff")
@@ -416,4 +416,4 @@ def test_rows_are_scaled_to_unit_norm_without_overflow() -> None:
 
 def test_dense_rows_are_scaled_too() -> None:
     scaled = scale_rows(dense_arff()(b"3,0,4,1,YES\n0,0,0,0,YES\n"))
-    np.testing.assert_allclose(scaled, [[0.6, 0.8, 0], [0, 0, 0]])
+    np.testing.assert_allclose(scaled, [[0.6, 0.8, 0.0], [0.0, 0.0, 0.0]])
