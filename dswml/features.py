@@ -121,7 +121,7 @@ def prepare(matrix: Any, normalize: str | None, intercept: float) -> Any:
             norms[norms == 0] = 1.0
             matrix = matrix / norms[:, None].astype(np.result_type(matrix.dtype, np.float32))
     if intercept:
-        column = np.full((matrix.shape[0], 1), intercept, dtype=matrix.dtype)
+        column = np.full((matrix.shape[0], 1), intercept, dtype=np.result_type(matrix.dtype, np.float32))
         if sp.issparse(matrix):
             matrix = sp.hstack([matrix, sp.csr_array(column)], format="csr")
         else:

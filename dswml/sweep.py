@@ -31,6 +31,8 @@ Partial = dict[str, Array]
 COLUMN_STEP = 64
 #: Entries of the dense row pieces that the exponential loss works on.
 PIECE_ENTRIES = 2**21
+#: Whoever gets the sums refuses those that overflow.
+_quietly = np.errstate(over="ignore", invalid="ignore")
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def sweep_block_together(block: RowBlock, requests: tuple[Sweep, ...], *basis: A
     return out
 
 
-@np.errstate(over="ignore", invalid="ignore")  # whoever gets the sums refuses those that overflow
+@_quietly
 def _sums(reader: _Reader, request: Sweep, basis: tuple[Array, ...]) -> Partial:
     labels = request.source.labels(reader.block)
     z, rank = _block_scores(reader, request.basis, basis)
@@ -144,6 +146,7 @@ def _sums(reader: _Reader, request: Sweep, basis: tuple[Array, ...]) -> Partial:
     return out
 
 
+@_quietly
 def combine(partials: list[Partial]) -> Partial:
     """Add partial sums in their order; the inputs are left as they are."""
     first, *rest = partials
