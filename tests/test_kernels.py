@@ -1,0 +1,125 @@
+"""The sparse loops do what the dense products say, in every type, and the same way each time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from dswml import kernels
+
+Array = NDArray[Any]
+
+in_both_types = pytest.mark.parametrize("dtype", [np.float32, np.float64], ids=str)
+
+
+def tolerance(dtype: Any) -> float:
+    return 1e-5 if dtype == np.float32 else 1e-13
+
+
+def sparse(seed: int, shape: tuple[int, int], dtype: Any = np.float64, density: float = 0.3) -> Any:
+    """A CSR matrix with empty rows and columns."""
+    rng = np.random.default_rng(seed)
+    dense = rng.normal(size=shape) * (rng.random(shape) < density)
+    dense[::4] = 0
+    return sp.csr_array(dense.astype(dtype))
+
+
+def normal(seed: int, *shape: int, dtype: Any = np.float64) -> Array:
+    return np.random.default_rng(seed).normal(size=shape).astype(dtype)
+
+
+@in_both_types
+def test_scores_are_taken_at_the_active_entries_alone(dtype: Any) -> None:
+    y, z, mt = sparse(0, (13, 7)), normal(1, 13, 5, dtype=dtype), normal(2, 7, 3)
+    scores = np.zeros(y.nnz)
+    kernels.active_scores(y.indptr, y.indices, z, mt, scores)
+    rows, labels = y.nonzero()
+    np.testing.assert_allclose(scores, (z[:, :3] @ mt.T)[rows, labels], atol=tolerance(dtype))
+
+
+@in_both_types
+def test_products_with_a_sparse_block(dtype: Any) -> None:
+    a = sparse(0, (13, 7), dtype)
+    right, left = normal(1, 7, 4, dtype=dtype), normal(2, 13, 4)
+    times = np.full((13, 4), np.nan, dtype=dtype)
+    kernels.csr_times_dense(a.indptr, a.indices, a.data, right, times)
+    np.testing.assert_allclose(times, a.toarray() @ right, atol=tolerance(dtype))
+    transposed = np.ones((7, 4))  # the sums are added to what is there
+    kernels.csr_transpose_times_dense(a.indptr, a.indices, a.data, left, transposed)
+    np.testing.assert_allclose(transposed, 1 + a.toarray().T @ left, atol=tolerance(dtype))
+
+
+def test_a_slice_of_row_starts_multiplies_those_rows() -> None:
+    a, left = sparse(0, (13, 7)), normal(2, 5, 4)
+    out = np.zeros((7, 4))
+    kernels.csr_transpose_times_dense(a.indptr[3:9], a.indices, a.data, left, out)
+    np.testing.assert_allclose(out, a.toarray()[3:8].T @ left, atol=1e-13)
+
+
+@in_both_types
+def test_features_times_labels(dtype: Any) -> None:
+    x, e = sparse(0, (13, 7), dtype), sparse(1, (13, 5))
+    expected = (x.toarray().T @ e.toarray()).T
+    out = np.zeros((5, 7))
+    kernels.csr_transpose_times_labels(x.indptr, x.indices, x.data, e.indptr, e.indices, e.data, out)
+    np.testing.assert_allclose(out, expected, atol=tolerance(dtype))
+    out[:] = 0
+    kernels.dense_transpose_times_labels(x.toarray(), e.indptr, e.indices, e.data, out)
+    np.testing.assert_allclose(out, expected, atol=tolerance(dtype))
+
+
+@in_both_types
+def test_gram_matrices_of_chosen_labels(dtype: Any) -> None:
+    y, z = sparse(0, (13, 4)), normal(1, 13, 8, dtype=dtype)
+    place = np.array([1, -1, 0, -1])
+    rank, width = 6, 2  # the buffer has more columns than are in use
+    out = np.zeros((2, rank, width))
+    kernels.add_label_grams(y.indptr, y.indices, place, z, rank, width, out)
+    for label in (0, 2):
+        active = z[y.toarray()[:, label] != 0, :rank].astype(np.float64)
+        np.testing.assert_allclose(out[place[label]], active.T @ active[:, 4:], atol=tolerance(dtype))
+
+
+def test_labels_are_multiplied_with_their_gram_matrix_or_their_rows() -> None:
+    z, mt = normal(0, 9, 4), normal(1, 5, 4)
+    active = [[0, 3, 4], [], [1], [2, 3, 5, 8], [7]]
+    indptr, rows = np.cumsum([0, *map(len, active)]), np.concatenate(active).astype(np.int64)
+    grams = np.array([z[np.array(a, dtype=int)].T @ z[np.array(a, dtype=int)] for a in active])
+    expected = np.einsum("lab,lb->la", grams, mt)
+    place = np.array([0, -1, -1, 1, -1])
+    out = np.full((5, 4), np.nan)
+    for first, stop in ((0, 2), (2, 5)):
+        kernels.add_gram_products(grams[[0, 3]], place, first, stop, mt, out)
+        kernels.add_row_products(indptr, rows, place, first, stop, z, mt, out)
+    np.testing.assert_allclose(out, expected, atol=1e-13)
+
+
+@in_both_types
+def test_norms_of_rows(dtype: Any) -> None:
+    a = sparse(0, (13, 7), dtype)
+    out = np.full(13, np.nan)
+    kernels.row_norms(a.indptr, a.data, out)
+    np.testing.assert_allclose(out, np.linalg.norm(a.toarray().astype(np.float64), axis=1), rtol=1e-14)
+
+
+def test_norms_of_large_single_precision_values_do_not_overflow() -> None:
+    out = np.empty(1)
+    kernels.row_norms(np.array([0, 2]), np.array([3e30, 4e30], dtype=np.float32), out)
+    np.testing.assert_allclose(out, [5e30], rtol=1e-6)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 9), st.integers(1, 6), st.integers(0, 70))
+def test_products_agree_for_all_shapes_and_repeat_to_the_bit(seed: int, n: int, d: int, width: int) -> None:
+    a, right = sparse(seed, (n, d), density=0.7), normal(seed, d, width)
+    first, second = np.empty((n, width)), np.empty((n, width))
+    kernels.csr_times_dense(a.indptr, a.indices, a.data, right, first)
+    kernels.csr_times_dense(a.indptr, a.indices, a.data, right.copy(), second)
+    np.testing.assert_allclose(first, a.toarray() @ right, atol=1e-12)
+    assert first.tobytes() == second.tobytes()
