@@ -8,17 +8,29 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .dataset import create_dataset, open_dataset
     from .estimator import SparseWeightedClassifier
+    from .evaluation import evaluate
     from .model import Model, load_model
+    from .prediction import predict_dataset
 
-__all__ = ["Model", "SparseWeightedClassifier", "create_dataset", "load_model", "open_dataset"]
+__all__ = [
+    "Model",
+    "SparseWeightedClassifier",
+    "create_dataset",
+    "evaluate",
+    "load_model",
+    "open_dataset",
+    "predict_dataset",
+]
 
 # Loaded when first used, so that the command line starts at once.
 _HOMES = {
     "Model": "model",
     "SparseWeightedClassifier": "estimator",
     "create_dataset": "dataset",
+    "evaluate": "evaluation",
     "load_model": "model",
     "open_dataset": "dataset",
+    "predict_dataset": "prediction",
 }
 
 

@@ -20,8 +20,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 #: Verb -> "module:command". Modules are imported when the verb is used, so that the others start at once.
 VERBS = {
+    "evaluate": "dswml.cli_predict:evaluate",
     "info": "dswml.cli_info:info",
     "import": "dswml.cli_data:import_",
+    "predict": "dswml.cli_predict:predict",
     "synth": "dswml.cli_data:synth",
     "train": "dswml.cli_train:train",
     "validate": "dswml.cli_data:validate",

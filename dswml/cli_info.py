@@ -14,7 +14,14 @@ if TYPE_CHECKING:
     from dswml.dataset import Dataset
     from dswml.model import Model
 
-__all__ = ["dataset_lines", "describe_dataset", "describe_model", "info", "model_lines"]
+__all__ = [
+    "dataset_lines",
+    "describe_dataset",
+    "describe_model",
+    "describe_prediction",
+    "info",
+    "model_lines",
+]
 
 Description = dict[str, Any]
 
@@ -125,9 +132,13 @@ def describe_model(model: Model, url: str) -> Description:
         "rank": model.rank,
         "p0": model.p0,
         "loss": model.loss,
+        "rule": str(model.rule),
         "threshold": model.threshold,
+        "label_thresholds": model.label_thresholds is not None,
+        "top_k": model.top_k,
         "normalize": model.normalize,
         "intercept": model.intercept,
+        "label_counts": model.label_counts is not None,
         "label_names": model.label_names is not None,
         "feature_names": model.feature_names is not None,
         **model.info,
@@ -140,7 +151,7 @@ def model_lines(found: Mapping[str, Any]) -> list[str]:
         f"{found['url']}: model",
         f"  features    {found['n_features']:,}, rows {_scaling(found['normalize'])}, "
         f"intercept {found['intercept']:g}",
-        f"  labels      {found['n_labels']:,}, predicted from a score of {found['threshold']:g} on",
+        f"  labels      {found['n_labels']:,}, predicted: {found['rule']}",
         f"  rank        {found['rank']}",
         f"  loss        {found['loss']}, p0 = {found['p0']:.4g}",
     ]
@@ -152,6 +163,9 @@ def model_lines(found: Mapping[str, Any]) -> list[str]:
             f"  objective   {found['objective']:.6g}, relative gap {found['relative_gap']:.2g} {kind}",
             f"  fit         {found['status']} after {found['iterations']} iterations, "
             f"{found['passes']} passes, {found['seconds']:.1f} s",
+            f"  data        {found['data']['n_rows']:,} rows, fingerprint "
+            f"{found['data']['fingerprint'][:16]}",
+            "  versions    " + ", ".join(f"{name} {number}" for name, number in found["versions"].items()),
         ]
     return lines
 
@@ -163,8 +177,49 @@ def _model(store: str, options: Mapping[str, Any]) -> tuple[Description, Callabl
     return found, lambda: model_lines(found)
 
 
+def describe_prediction(store: str, options: Mapping[str, Any]) -> Description:
+    """Return what is known of the predictions in a store without reading them."""
+    from dswml.csr import CsrGroup
+    from dswml.errors import IncompleteStoreError
+    from dswml.storage import open_group
+
+    group = open_group(store, "r", options)
+    attrs: dict[str, Any] = dict(group.attrs)
+    if attrs.get("complete") is not True:
+        raise IncompleteStoreError(
+            f"the prediction {store} was interrupted: go on with 'dswml predict ... --resume'"
+        )
+    n_rows, n_labels = attrs["shape"]
+    matrix = CsrGroup.open(group, "", n_rows, n_labels, store)
+    return {
+        "kind": "prediction",
+        "url": store,
+        "n_rows": n_rows,
+        "n_labels": n_labels,
+        "n_predicted": matrix.indices.shape[0],
+        "values": "scores" if attrs["request"]["scores"] else "ones",
+        "rule": attrs["rule"],
+        "label_names": "label_names" in group,
+        "model": attrs["request"]["model"],
+        "data": attrs["request"]["data"],
+    }
+
+
+def _prediction(store: str, options: Mapping[str, Any]) -> tuple[Description, Callable[[], list[str]]]:
+    found = describe_prediction(store, options)
+    return found, lambda: [
+        f"{found['url']}: predictions",
+        f"  rows        {found['n_rows']:,}",
+        f"  labels      {found['n_labels']:,}, predicted: {found['rule']}",
+        f"  entries     {found['n_predicted']:,} {found['values']}, "
+        f"{found['n_predicted'] / found['n_rows']:.4g} a row",
+        f"  model       fingerprint {found['model'][:16]}",
+        f"  data        fingerprint {found['data'][:16]}",
+    ]
+
+
 #: What the root attribute ``format`` of a store says it is -> its description, and the same for people.
-_KINDS = {"dswml-dataset": _dataset, "dswml-model": _model}
+_KINDS = {"dswml-dataset": _dataset, "dswml-model": _model, "dswml-prediction": _prediction}
 
 
 @click.command()
@@ -173,8 +228,8 @@ _KINDS = {"dswml-dataset": _dataset, "dswml-model": _model}
 def info(store: str, as_json: bool, quiet: bool, storage_options: dict[str, Any]) -> None:
     """Tell what is in a store.
 
-    STORE is the path or URL of a data set (shown: shape, chunks, sparsity, K_hat, p0, label frequencies) or
-    of a model (shown: shape, rank, weights, and how its fit went).
+    STORE is the path or URL of a data set (shown: shape, chunks, sparsity, K_hat, p0, label frequencies), of
+    a model (shown: shape, rank, weights, and how its fit went) or of predictions (shown: shape, and of what).
     """
     from dswml.storage import open_group
 

@@ -15,7 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from .dask_executor import current_executor
+from .current import current_executor
 from .errors import DataError, UsageError
 from .frank_wolfe import Options
 from .model import Model

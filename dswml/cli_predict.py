@@ -1,0 +1,277 @@
+"""The verbs that use a model: ``predict`` and ``evaluate``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dswml.cli import verb_options
+from dswml.cli_data import long_work
+from dswml.cluster import ClusterOptions, cluster_options
+from dswml.errors import StoppedEarlyError, UsageError
+from dswml.progress import format_seconds
+
+if TYPE_CHECKING:
+    from dswml.evaluation import Evaluation
+    from dswml.prediction import Prediction
+
+__all__ = ["evaluate", "predict"]
+
+#: Title and lines of a table: a name and its cells.
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+def _parse_bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
+    from dask.utils import parse_bytes
+
+    try:
+        return int(parse_bytes(text))
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a number of bytes: write it like '64 MiB'") from error
+
+
+_top_k = click.option(
+    "--top-k", type=click.IntRange(min=1), metavar="K", help="Predict the K best labels of every row."
+)
+_threshold = click.option(
+    "--threshold", type=float, metavar="T", help="Predict the labels with a score of at least T."
+)
+_block_bytes = click.option(
+    "--block-bytes",
+    metavar="BYTES",
+    default="64 MiB",
+    show_default=True,
+    callback=_parse_bytes,
+    help="Size of a row block.",
+)
+
+
+@click.command()
+@click.argument("model")
+@click.argument("store")
+@click.argument("out")
+@click.option(
+    "--top-k", type=click.IntRange(min=1), metavar="K", help="Predict the K best labels of every row."
+)
+@click.option("--threshold", type=float, metavar="T", help="Predict the labels with a score of at least T.")
+@click.option(
+    "--scores", is_flag=True, help="In a Zarr store: the scores instead of ones; text always has them."
+)
+@click.option(
+    "--format",
+    "format_",
+    type=click.Choice(["zarr", "csv", "jsonl", "xmlrepo"]),
+    default="zarr",
+    show_default=True,
+    help="zarr: a sparse matrix; csv: row,label,score; jsonl: an object a row; xmlrepo: label:score.",
+)
+@click.option("--resume", is_flag=True, help="Go on with a prediction that was interrupted.")
+@click.option("--overwrite", is_flag=True, help="Replace what is at OUT.")
+@_block_bytes
+@cluster_options
+@verb_options
+def predict(
+    model: str,
+    store: str,
+    out: str,
+    top_k: int | None,
+    threshold: float | None,
+    scores: bool,
+    format_: str,
+    resume: bool,
+    overwrite: bool,
+    block_bytes: int,
+    cluster: ClusterOptions,
+    storage_options: dict[str, Any],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Predict the labels of the data set STORE and write them to OUT.
+
+    MODEL, STORE and OUT are paths or URLs. Without --top-k and --threshold the labels are chosen as the model
+    says. Rows are numbered from 0, and csv and jsonl have the best label first.
+    """
+    if top_k is not None and threshold is not None:
+        raise UsageError("--top-k and --threshold exclude each other: give one of them")
+    try:
+        with long_work(cluster, quiet or as_json) as (executor, on_progress):
+            from dswml.prediction import predict_dataset
+
+            done = predict_dataset(
+                model,
+                store,
+                out,
+                top_k=top_k,
+                threshold=threshold,
+                scores=scores,
+                format=format_,
+                resume=resume,
+                overwrite=overwrite,
+                block_bytes=block_bytes,
+                executor=executor,
+                on_progress=on_progress,
+                storage_options=storage_options,
+            )
+    except KeyboardInterrupt:
+        raise StoppedEarlyError(
+            f"the prediction to {out} was interrupted: go on with the same command and --resume"
+        ) from None
+    click.echo(json.dumps(asdict(done)) if as_json else _prediction_line(done))
+    if not done.n_predicted:
+        click.echo("Warning: no label was predicted: lower --threshold, or use --top-k", err=True)
+
+
+def _prediction_line(done: Prediction) -> str:
+    before = f" ({done.n_rows_before:,} of them before)" if done.n_rows_before else ""
+    return (
+        f"Predicted {done.n_predicted:,} labels ({done.rule}) of {done.n_rows:,} rows{before}, "
+        f"{done.n_predicted / done.n_rows:.3g} a row, in {format_seconds(done.seconds)}: {done.url}"
+    )
+
+
+@click.command()
+@click.argument("model")
+@click.argument("store")
+@click.option("--k", type=click.IntRange(min=1), default=5, show_default=True, help="Length of the rankings.")
+@click.option(
+    "--top-k", type=click.IntRange(min=1), metavar="K", help="Predict the K best labels of every row."
+)
+@click.option("--threshold", type=float, metavar="T", help="Predict the labels with a score of at least T.")
+@click.option(
+    "--propensity-from",
+    metavar="STORE",
+    help="The training data, for PSP and PSnDCG; without it the label counts in the model.",
+)
+@click.option(
+    "--propensity",
+    type=float,
+    nargs=2,
+    metavar="A B",
+    default=(0.55, 1.5),
+    show_default=True,
+    help="Parameters of the propensities: 0.5 0.4 for Wikipedia, 0.6 2.6 for Amazon.",
+)
+@click.option("--exact", is_flag=True, help="Read twice, for the AUC and the best threshold without error.")
+@_block_bytes
+@cluster_options
+@verb_options
+def evaluate(
+    model: str,
+    store: str,
+    k: int,
+    top_k: int | None,
+    threshold: float | None,
+    propensity_from: str | None,
+    propensity: tuple[float, float],
+    exact: bool,
+    block_bytes: int,
+    cluster: ClusterOptions,
+    storage_options: dict[str, Any],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Tell how good a model is on the data set STORE.
+
+    MODEL and STORE are paths or URLs. Without --top-k and --threshold the labels are chosen as the model
+    says. Equal scores are ranked by label.
+    """
+    if top_k is not None and threshold is not None:
+        raise UsageError("--top-k and --threshold exclude each other: give one of them")
+    with long_work(cluster, quiet or as_json) as (executor, on_progress):
+        from dswml.evaluation import evaluate as measure
+
+        found = measure(
+            model,
+            store,
+            k=k,
+            top_k=top_k,
+            threshold=threshold,
+            propensity_from=propensity_from,
+            propensity=propensity,
+            exact=exact,
+            block_bytes=block_bytes,
+            executor=executor,
+            on_progress=on_progress,
+            storage_options=storage_options,
+        )
+    if as_json:
+        click.echo(json.dumps({"model": model, "store": store, **found.as_dict()}))
+        return
+    click.echo(
+        f"{store}: {found.n_rows:,} rows, {found.n_labels:,} labels; predicted: {found.rule}; figures in %"
+    )
+    for table in (_set_table(found), _ranking_table(found, k)):
+        _show_table(table)
+    click.echo("\n" + "\n".join(_summary(found)))
+
+
+def _percent(value: float) -> str:
+    return f"{100 * value:.2f}"
+
+
+def _set_table(found: Evaluation) -> Table:
+    names = ("precision", "recall", "f1")
+    lines = [
+        (average, *(_percent(found.scores[f"{average}_{name}"]) for name in names))
+        for average in ("micro", "macro", "samples")
+    ]
+    return ("", "precision", "recall", "F1"), lines
+
+
+def _ranking_table(found: Evaluation, k: int) -> Table:
+    depth = sum(name.startswith("P@") for name in found.scores)
+    places = sorted({place for place in (1, 3, 5, k) if place <= depth} | {depth})
+    lines = [
+        (name, *(_percent(found.scores[f"{name}@{place}"]) for place in places))
+        for name in ("P", "nDCG", "R", "PSP", "PSnDCG")
+        if f"{name}@1" in found.scores
+    ]
+    return ("", *(f"@{place}" for place in places)), lines
+
+
+def _summary(found: Evaluation) -> list[str]:
+    scores, auc = found.scores, found.auc
+    edges = f"{found.edges['number']:,} edges, {found.edges['kind']}"
+    exact = "exact" if auc.error_bound == 0 else f"+- {_bound(100 * auc.error_bound)}"
+    lines = [
+        ("micro AUC", f"{_percent(auc.value)} {exact} ({edges})"),
+        ("best micro F1", f"{_percent(found.best_f1)} at the threshold {found.best_threshold:.4g}"),
+        ("Hamming loss", f"{100 * scores['hamming_loss']:.4g}"),
+        ("weighted Hamming loss", f"{scores['weighted_hamming_loss']:.4g} a row (p0 = {found.p0:.4g})"),
+        ("coverage", f"{_percent(scores['coverage'])} of the labels that occur are predicted rightly once"),
+        (
+            "labels a row",
+            f"{scores['output_sparsity']:.4g} predicted, {scores['label_cardinality']:.4g} true",
+        ),
+    ]
+    if found.propensity is None:
+        lines.append(("PSP, PSnDCG", "left out: name the training data with --propensity-from"))
+    return [f"{name:<22}{value}" for name, value in lines]
+
+
+def _bound(value: float) -> str:
+    return f"{value:.1g}" if value < 0.01 else f"{value:.2f}"
+
+
+def _show_table(table: Table) -> None:
+    """Show a table with frames on a terminal, in plain columns elsewhere."""
+    header, lines = table
+    if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table as Framed
+
+        framed = Framed()
+        for number, title in enumerate(header):
+            framed.add_column(title, justify="right" if number else "left")
+        for line in lines:
+            framed.add_row(*line)
+        Console().print(framed)
+        return
+    click.echo()
+    for name, *cells in (header, *lines):
+        click.echo(f"{name:<10}" + "".join(f"{cell:>11}" for cell in cells))
