@@ -58,7 +58,7 @@ def assembled(problem: Problem, mt: Array, leading: int | None = None) -> Answer
     sums = problem.sweep(mt, assemble=True)
     mt = _padded(mt, problem.rank)
     gradient = problem.gradient(mt, sums["gradient"])  # L x D
-    left, values, right = _decompose(gradient, leading)
+    left, values, right = decompose(gradient, leading)
     return Answer(left, values, right, *problem.value_and_slope(mt, sums), exact=True)
 
 
@@ -127,7 +127,7 @@ def warm_start(mt: Array, last: Array, width: int, rng: np.random.Generator) -> 
     return block
 
 
-def _decompose(gradient: Array, leading: int | None) -> tuple[Array, Array, Array]:
+def decompose(gradient: Array, leading: int | None) -> tuple[Array, Array, Array]:
     """Singular triples of the transpose of an L x D matrix, through the smaller Gram matrix."""
     wide = gradient.shape[0] <= gradient.shape[1]
     gram = gradient @ gradient.T if wide else gradient.T @ gradient

@@ -1,0 +1,467 @@
+"""Cross-validation over folds, radii and weights for the reads of about one fit.
+
+Each fold has one basis, grown from its training rows only; the statistics of that basis serve every
+radius and every p0. A read of X serves all folds and all grid points that are not solved yet: it
+yields the gradient of each, hence its certified gap and the directions it lacks. A second read takes
+up the new directions of all folds. A last one scores the held-out rows of all folds.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import metrics, oracle
+from .blocks import RowBlock
+from .cache import process_cache
+from .corrective import Quadratic, plan_directions, solve
+from .errors import UsageError
+from .executor import Executor, Shared, one_blas_thread
+from .features import BlockSource
+from .folds import Fold
+from .frank_wolfe import ASSEMBLED_ENTRIES, ASSEMBLED_SIDE, INNER_SHARE, MAX_BLOCK, MIN_BLOCK
+from .problem import Problem
+from .stored import Dataset
+from .sweep import Partial, combine, sweep_block_together
+from .weights import resolve_p0
+
+__all__ = ["GridPoint", "Tuned", "tune"]
+
+Array = npt.NDArray[Any]
+
+#: Radii of a weighting that are worked on at once.
+WINDOW = 4
+#: Outer iterations after which the points that are left stay as they are.
+MAX_ITERATIONS = 60
+#: The sums of `metrics.score_histogram_block`.
+HISTOGRAM = ("active_scores", "inactive_scores")
+#: Entries of a score tile.
+TILE_ENTRIES = 2**21
+
+
+@dataclass(frozen=True)
+class GridPoint:
+    """One radius and weighting: what was reached on each fold, and the held-out scores.
+
+    Attributes
+    ----------
+    radius, p0 : float
+    weights : str or float
+        As given.
+    objective, relative_gap : ndarray (folds,)
+        Training objective and certified relative gap on each fold.
+    rank : ndarray (folds,)
+    scores : dict of str to ndarray (folds,)
+        Every metric on the held-out rows of each fold, at the fixed threshold; "best_f1" at the best one.
+    threshold : float
+        Best threshold for micro-F1 over all held-out rows; NaN without folds.
+    """
+
+    radius: float
+    weights: str | float
+    p0: float
+    objective: Array
+    relative_gap: Array
+    rank: Array
+    scores: dict[str, Array]
+    threshold: float
+
+    def mean(self, score: str) -> float:
+        """Mean of a metric over folds."""
+        return float(self.scores[score].mean())
+
+    def standard_error(self, score: str) -> float:
+        """Standard error of that mean."""
+        values = self.scores[score]
+        return float(values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else 0.0
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The table of a search, the number of reads of X it took, and its two choices."""
+
+    points: tuple[GridPoint, ...]
+    score: str
+    passes: int
+    iterations: int
+
+    @property
+    def best(self) -> GridPoint:
+        """The point with the best mean score; the smaller radius among equals."""
+        return max(self.points, key=lambda point: (point.mean(self.score), -point.radius))
+
+    @property
+    def one_standard_error(self) -> GridPoint:
+        """The smallest radius whose mean is within a standard error of the best."""
+        least = self.best.mean(self.score) - self.best.standard_error(self.score)
+        close = [point for point in self.points if point.mean(self.score) >= least]
+        return min(close, key=lambda point: (point.radius, -point.mean(self.score)))
+
+
+class _Point:
+    """A grid point on one fold while it is being solved."""
+
+    def __init__(self, radius: float, p0: float, n_labels: int) -> None:
+        self.radius, self.p0 = radius, p0
+        self.mt = np.zeros((n_labels, 0))
+        self.objective = self.gap = self.relative_gap = np.inf
+        self.curvature = 1e-6
+        self.solved = False
+
+    def compact(self) -> tuple[Array, Array, float]:
+        """Rotation and M^T of the point's own rank, for cheap scores."""
+        right, values, left = np.linalg.svd(self.mt, full_matrices=False)
+        rank = int(np.count_nonzero(values > 1e-12 * max(values.max(initial=0.0), 1e-300)))
+        return left[:rank].T, np.ascontiguousarray(right[:, :rank] * values[:rank]), self.p0
+
+
+class _FoldPath:
+    """All grid points of one fold, on one basis."""
+
+    def __init__(self, problem: Problem, points: list[_Point], cap: int, tol: float) -> None:
+        self.problem, self.points, self.cap, self.tol = problem, points, cap, tol
+        self.open: list[_Point] = []
+
+    @property
+    def unsolved(self) -> list[_Point]:
+        return [point for point in self.points if not point.solved]
+
+    def advance(self) -> None:
+        """Choose the points to work on: of every weighting, the smallest radii that are not solved.
+
+        They need the fewest directions, and their solutions are where the next radii start from.
+        """
+        self.open = []
+        for p0 in sorted({point.p0 for point in self.points}):
+            waiting = sorted((q for q in self.unsolved if q.p0 == p0), key=lambda point: point.radius)
+            self.open += waiting[:WINDOW]
+        if not self.problem.rank:  # at W = 0 all gradients are the same but for a factor
+            self.open = self.open[:1]
+
+    def look(self, sums: Partial) -> None:
+        """Take the gradients of the open points: their gaps, and the directions they lack."""
+        problem = self.problem
+        wanted: list[tuple[float, Array]] = []
+        for number, point in enumerate(self.open):
+            problem.p0 = point.p0
+            gradient = problem.gradient(point.mt, sums[f"gradient {number}"])
+            left, values, _ = oracle.decompose(gradient, None)
+            found = {"loss": sums[f"loss {number}"], "slope": sums[f"slope {number}"]}
+            point.objective, slope = problem.value_and_slope(point.mt, found)
+            point.gap = max(slope + point.radius * float(values[0]), 0.0)
+            point.relative_gap = point.gap / max(point.objective, np.finfo(float).tiny)
+            point.solved = point.relative_gap <= self.tol
+            if not point.solved:
+                multiplier = -slope / point.radius
+                width = max(int(np.count_nonzero(values > multiplier)) if problem.rank else 0, MIN_BLOCK)
+                wanted.append((point.relative_gap, left[:, : min(width, MAX_BLOCK)]))
+        room = max(self.cap - problem.rank, 0)
+        if wanted and room:
+            # The points nearest to their solution first, so that they are done with.
+            wanted.sort(key=lambda pair: pair[0])
+            kept, taken = np.zeros((problem.n_features, 0)), min(room, MAX_BLOCK)
+            for least in (0.3, 1e-8):  # what is mostly new, or else whatever is new at all
+                for _, left in wanted:
+                    rest = left - problem.basis @ (problem.basis.T @ left)
+                    rest = rest - kept @ (kept.T @ rest)
+                    basis, sizes, _ = np.linalg.svd(rest, full_matrices=False)
+                    kept = np.hstack([kept, basis[:, sizes > least]])
+                if kept.shape[1] >= MIN_BLOCK:
+                    break
+            problem.append(-kept[:, :taken])
+
+    def correct(self) -> None:
+        """Solve the small problem of every open point; a new one starts from its smaller neighbour."""
+        problem = self.problem
+        self.advance()
+        assert problem.statistics is not None
+        smaller: _Point | None = None
+        for point in sorted(self.points, key=lambda point: (point.p0, point.radius)):
+            point.mt = np.pad(point.mt, ((0, 0), (0, problem.rank - point.mt.shape[1])))
+            if point.solved or point not in self.open:
+                smaller = point if point.solved else smaller
+                continue
+            quadratic = Quadratic(problem.statistics, problem.n_rows, point.p0)
+            start = point.mt
+            fresh = not start.any()
+            if fresh and smaller is not None and smaller.p0 == point.p0:
+                start = smaller.mt
+            curvature = smaller.curvature if fresh and smaller is not None else point.curvature
+            tol = INNER_SHARE * (min(point.gap, 0.2 * point.objective) if np.isfinite(point.gap) else 1.0)
+            corrected = solve(
+                quadratic,
+                start,
+                point.radius,
+                max(tol, 0.3 * self.tol * point.objective),
+                curvature=curvature,
+            )
+            point.mt, point.curvature = corrected.mt, corrected.curvature
+            smaller = point
+
+
+def tune(
+    data: Dataset,
+    executor: Executor,
+    *,
+    radii: Sequence[float],
+    weights: Sequence[str | float] = ("sparsity",),
+    folds: int = 5,
+    seed: int = 0,
+    score: str = "micro_f1",
+    threshold: float = 0.5,
+    tol: float = 1e-3,
+    k: int = 5,
+    fit_intercept: float = 0.0,
+    normalize: str | None = None,
+    dtype: str = "auto",
+    cache: str = "auto",
+    memory_limit: int = 2**31,
+    on_iteration: Callable[[int, int, int, int], Any] | None = None,
+) -> Tuned:
+    """Solve every point of radii x weights on every fold, and score the held-out rows.
+
+    Parameters
+    ----------
+    data : Dataset
+    executor : Executor
+        Where the reads run.
+    radii, weights : sequence
+        The grid; weights as in `dswml.SparseWeightedClassifier`.
+    folds : int
+        Number of folds; 0 solves the grid on all rows and scores nothing.
+    seed : int
+        Shuffles the folds.
+    score : str
+        The metric that chooses, by its name in the table.
+    threshold : float
+        At which labels are predicted for the scores.
+    tol : float
+        Certified relative gap of every point.
+    k : int
+        Largest k of P@k and its kin.
+    on_iteration : callable, optional
+        Called with the iteration, the passes so far, the points solved and their number.
+
+    Returns
+    -------
+    Tuned
+    """
+    if folds == 1 or folds < 0:
+        raise UsageError(f"folds must be 0 or at least 2; got {folds!r}")
+    data.check(executor)
+    features = data.n_features + bool(fit_intercept)
+    if features * data.n_labels > ASSEMBLED_ENTRIES or min(features, data.n_labels) > ASSEMBLED_SIDE:
+        raise UsageError(
+            f"the search assembles gradients, and {features} features x {data.n_labels} labels are more "
+            f"than {ASSEMBLED_ENTRIES:,} entries or {ASSEMBLED_SIDE} on a side: train single points instead"
+        )
+    weightings = [(weight, resolve_p0(weight, data.k_hat, data.n_labels)) for weight in weights]
+    grid = [(radius, weight, p0) for weight, p0 in weightings for radius in radii]
+    if dtype == "auto":
+        dtype = "float64" if data.is_sparse else str(data.x_dtype)
+    source = BlockSource(
+        data,
+        uuid.uuid4().hex,
+        dtype,
+        None if data.normalize == normalize else normalize,
+        float(fit_intercept),
+        cache,
+    )
+    try:
+        with one_blas_thread(), ThreadPoolExecutor(max(executor.n_slots, 1)) as pool:
+            search = _Search(executor, source, grid, folds, seed, tol, memory_limit, pool)
+            iterations = search.solve(on_iteration)
+            points = search.evaluated(threshold, k)
+    finally:
+        process_cache().forget(source.run)
+    return Tuned(tuple(points), score, search.passes, iterations)
+
+
+class _Search:
+    def __init__(
+        self,
+        executor: Executor,
+        source: BlockSource,
+        grid: list[tuple[float, str | float, float]],
+        folds: int,
+        seed: int,
+        tol: float,
+        memory_limit: int,
+        pool: ThreadPoolExecutor,
+    ) -> None:
+        self.executor, self.source, self.grid, self.pool = executor, source, grid, pool
+        self.rows_read = 0
+        data = source.data
+        self.folds: list[Fold | None] = [Fold(folds, seed, fold) for fold in range(folds)] or [None]
+        sources = [replace(source, fold=fold) for fold in self.folds]
+        counted = executor.reduce(_count_labels, combine, data.blocks, tuple(sources))
+        some_p0 = next((p0 for _, _, p0 in grid if p0 != 0.5), 0.5)
+        self.paths = []
+        for number, each in enumerate(sources):
+            label_counts, n_rows = counted[f"{number}:labels"], int(counted[f"{number}:rows_there"])
+            problem = Problem(executor, each, label_counts, radius=1.0, p0=some_p0, n_rows=n_rows)
+            cap, place = plan_directions(
+                n_rows, source.n_features, label_counts, memory_limit // len(sources)
+            )
+            problem.keep_statistics(place)
+            points = [_Point(radius, p0, data.n_labels) for radius, _, p0 in grid]
+            self.paths.append(_FoldPath(problem, points, cap, tol))
+
+    @property
+    def passes(self) -> int:
+        """Reads of all of X so far, counted in rows by whoever read them."""
+        return -(-self.rows_read // self.source.data.n_rows)
+
+    def solve(self, on_iteration: Callable[[int, int, int, int], Any] | None) -> int:
+        total = len(self.grid) * len(self.paths)
+        for iteration in range(MAX_ITERATIONS):
+            self.look()
+            left = sum(len(path.unsolved) for path in self.paths)
+            if on_iteration is not None:
+                on_iteration(iteration, self.passes, total - left, total)
+            grown = [path for path in self.paths if path.unsolved]
+            if not grown:
+                return iteration
+            self.read(grown, [path.problem.request(None) for path in grown])
+            list(self.pool.map(_FoldPath.correct, grown))
+        return MAX_ITERATIONS
+
+    def look(self) -> None:
+        """One read: the gradient at every point that is not solved."""
+        paths = [path for path in self.paths if path.unsolved]
+        requests = []
+        for path in paths:
+            path.advance()
+            requests.append(path.problem.request(None, points=tuple(point.compact() for point in path.open)))
+        results = self.read(paths, requests)
+        list(self.pool.map(lambda pair: pair[0].look(pair[1]), zip(paths, results, strict=True)))
+
+    def read(self, paths: list[_FoldPath], requests: list[Any]) -> list[Partial]:
+        pieces = [piece for path in paths for piece in path.problem.pieces]
+        sums = self.executor.reduce(
+            sweep_block_together, combine, self.source.data.blocks, tuple(requests), pieces
+        )
+        self.rows_read += int(sums["rows_read"])
+        results = []
+        for number, path in enumerate(paths):
+            prefix = f"{number}:"
+            own = {
+                name.removeprefix(prefix): value for name, value in sums.items() if name.startswith(prefix)
+            }
+            path.problem.absorb(own)
+            results.append(own)
+        return results
+
+    def evaluated(self, threshold: float, k: int) -> list[GridPoint]:
+        """One read: score the held-out rows of every fold with all its points."""
+        n_labels = self.source.data.n_labels
+        k = min(k, n_labels)
+        edges = metrics.uniform_edges()
+        scored: list[list[dict[str, float]]] = [[] for _ in self.grid]
+        curves: list[Partial | None] = [None for _ in self.grid]
+        if self.folds != [None]:
+            job = _Scoring(
+                self.source,
+                tuple(fold for fold in self.folds if fold is not None),
+                tuple(tuple(point.compact() for point in path.points) for path in self.paths),
+                threshold,
+                k,
+                edges,
+            )
+            bases = [Shared(uuid.uuid4().hex, path.problem.basis) for path in self.paths]
+            sums = self.executor.reduce(_score_block, combine, self.source.data.blocks, job, bases)
+            self.executor.forget([base.key for base in bases])
+            self.rows_read += int(sums["rows_read"])
+            for at in range(len(self.grid)):
+                for fold in range(len(self.folds)):
+                    prefix = f"{fold}:{at}:"
+                    own = {n.removeprefix(prefix): v for n, v in sums.items() if n.startswith(prefix)}
+                    scored[at].append(_named_scores(own, edges, self.grid[at][2]))
+                    histogram = {name: own[name] for name in HISTOGRAM}
+                    before = curves[at]
+                    curves[at] = histogram if before is None else combine([before, histogram])
+        points = []
+        for at, (radius, weight, p0) in enumerate(self.grid):
+            per_fold = [path.points[at] for path in self.paths]
+            names = scored[at][0] if scored[at] else {}
+            curve = curves[at]
+            points.append(
+                GridPoint(
+                    radius,
+                    weight,
+                    p0,
+                    np.array([point.objective for point in per_fold]),
+                    np.array([point.relative_gap for point in per_fold]),
+                    np.array([point.compact()[1].shape[1] for point in per_fold]),
+                    {name: np.array([fold[name] for fold in scored[at]]) for name in names},
+                    np.nan if curve is None else metrics.threshold_curve(curve, edges).best()[0],
+                )
+            )
+        return points
+
+
+def _count_labels(block: RowBlock, sources: tuple[BlockSource, ...]) -> Partial:
+    """Positives of each label and rows to train on, of every fold."""
+    out: Partial = {}
+    for number, source in enumerate(sources):
+        labels = source.labels(block)
+        out[f"{number}:labels"] = np.bincount(labels.indices, minlength=labels.shape[1])
+        out[f"{number}:rows_there"] = np.array(labels.shape[0])
+    return out
+
+
+@dataclass(frozen=True)
+class _Scoring:
+    source: BlockSource
+    folds: tuple[Fold, ...]
+    points: tuple[tuple[tuple[Array, Array, float], ...], ...]
+    threshold: float
+    k: int
+    edges: Array
+
+
+def _score_block(block: RowBlock, job: _Scoring, *bases: Array) -> Partial:
+    """Metrics of the held-out rows of one block, for every fold and point."""
+    features, labels = job.source.features(block), job.source.labels(block)
+    out: Partial = {"rows_read": np.array(block.n_rows)}
+    for number, (fold, points, basis) in enumerate(zip(job.folds, job.points, bases, strict=True)):
+        rows = fold.held_out_rows(block)
+        z = features.subset(rows).times(basis).astype(np.float64, copy=False)
+        truth = labels[rows]
+        for at, (rotation, mt, _) in enumerate(points):
+            parts = [
+                _score_piece(truth[piece], z[piece] @ rotation @ mt.T, job)
+                for piece in _pieces(rows.size, labels.shape[1])
+            ]
+            sums = combine(parts) if len(parts) > 1 else parts[0]
+            out.update({f"{number}:{at}:{name}": value for name, value in sums.items()})
+    return out
+
+
+def _pieces(n_rows: int, n_labels: int) -> list[slice]:
+    step = max(1, TILE_ENTRIES // n_labels)
+    return [slice(start, min(start + step, n_rows)) for start in range(0, max(n_rows, 1), step)]
+
+
+def _score_piece(truth: Any, scores: Array, job: _Scoring) -> Partial:
+    scores = np.ascontiguousarray(scores)
+    return {
+        **metrics.label_block(truth, metrics.select_at_threshold(scores, job.threshold)),
+        **metrics.ranking_block(truth, metrics.top_k(scores, job.k)[0], coverage=False),
+        **metrics.score_histogram_block(truth, scores, job.edges),
+    }
+
+
+def _named_scores(sums: Partial, edges: Array, p0: float) -> dict[str, float]:
+    return {
+        **metrics.label_scores(sums, p0=p0),
+        **metrics.ranking_scores(sums),
+        "micro_auc": metrics.auc_from_histogram(sums, edges).value,
+        "best_f1": metrics.threshold_curve(sums, edges).best()[1],
+    }
