@@ -89,12 +89,10 @@ def test_the_sums_are_those_of_the_dense_formulas(
         w, towards = u[:, :3] @ mt.T, u @ direction.T
         g = gradient(full, y, w, P0, loss)
 
+        tolerance = 1e-4 if dtype == "float32" else 1e-11
+
         def close(actual: Any, expected: Any) -> None:
-            np.testing.assert_allclose(
-                actual,
-                expected,
-                **({"rtol": 1e-4, "atol": 1e-4} if dtype == "float32" else {"rtol": 1e-11, "atol": 1e-12}),
-            )
+            np.testing.assert_allclose(actual, expected, rtol=tolerance, atol=tolerance)
 
         close(u.T @ u, np.eye(5))
         close(problem.value_and_slope(mt, sums), [objective(full, y, w, P0, loss), np.vdot(w, g)])
