@@ -26,6 +26,7 @@ VERBS = {
     "predict": "dswml.cli_predict:predict",
     "synth": "dswml.cli_data:synth",
     "train": "dswml.cli_train:train",
+    "tune": "dswml.cli_tune:tune",
     "validate": "dswml.cli_data:validate",
 }
 

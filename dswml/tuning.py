@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from . import metrics, oracle
 from .blocks import RowBlock
-from .cache import process_cache
+from .cache import forget_run
 from .corrective import Quadratic, plan_directions, solve
 from .errors import UsageError
 from .executor import Executor, Shared, one_blas_thread
@@ -41,6 +41,18 @@ WINDOW = 4
 MAX_ITERATIONS = 60
 #: The sums of `metrics.score_histogram_block`.
 HISTOGRAM = ("active_scores", "inactive_scores")
+#: Scores that can choose; those of RANKED are written P@1, P@3, ...
+SCORES = (
+    *(
+        f"{average}_{name}"
+        for average in ("micro", "macro", "samples")
+        for name in ("precision", "recall", "f1")
+    ),
+    "micro_auc",
+    "best_f1",
+    "coverage",
+)
+RANKED = ("P", "R", "nDCG")
 #: Entries of a score tile.
 TILE_ENTRIES = 2**21
 
@@ -254,6 +266,10 @@ def tune(
     """
     if folds == 1 or folds < 0:
         raise UsageError(f"folds must be 0 or at least 2; got {folds!r}")
+    if folds and score not in SCORES and not score.startswith(tuple(f"{name}@" for name in RANKED)):
+        raise UsageError(
+            f"there is no score {score!r}: choose one of {', '.join(SCORES)}, or {', '.join(RANKED)} @k"
+        )
     data.check(executor)
     features = data.n_features + bool(fit_intercept)
     if features * data.n_labels > ASSEMBLED_ENTRIES or min(features, data.n_labels) > ASSEMBLED_SIDE:
@@ -279,7 +295,7 @@ def tune(
             iterations = search.solve(on_iteration)
             points = search.evaluated(threshold, k)
     finally:
-        process_cache().forget(source.run)
+        executor.everywhere(forget_run, source.run)
     return Tuned(tuple(points), score, search.passes, iterations)
 
 

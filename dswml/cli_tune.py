@@ -1,0 +1,185 @@
+"""The verb ``tune``: choose radius and weights by cross-validation, and fit the choice on all rows."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from dswml.cli import verb_options
+from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
+from dswml.errors import StoreExistsError, UsageError
+
+if TYPE_CHECKING:
+    from dswml.tuning import GridPoint, Tuned
+
+__all__ = ["tune"]
+
+#: The radii of the paper's experiments.
+RADII = "0.1,0.5,1,10,20,40,60,80,100,120,140,160,180,200"
+
+
+def _numbers(text: str, what: str) -> list[float]:
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise UsageError(f"{what} must be numbers separated by commas; got {text!r}") from None
+    if any(not 0 < number < float("inf") for number in numbers):
+        raise UsageError(f"{what} must be positive and finite; got {text!r}")
+    return sorted(set(numbers))
+
+
+def _weights(text: str) -> list[str | float]:
+    found: list[str | float] = []
+    for part in text.split(","):
+        found.append(part if part in ("sparsity", "uniform") else _numbers(part, "--weights")[0])
+    return found
+
+
+@click.command()
+@click.argument("store")
+@click.option("--radii", default=RADII, show_default=True, help="Radii to try, separated by commas.")
+@click.option(
+    "--weights",
+    default="sparsity,uniform",
+    show_default=True,
+    help="Weightings to try: names or p0, by commas.",
+)
+@click.option("--folds", type=click.IntRange(min=0), default=5, show_default=True, help="0: the path alone.")
+@click.option("--score", default="micro_f1", show_default=True, help="The metric that chooses.")
+@click.option("--rule", type=click.Choice(["best", "one-standard-error"]), default="best", show_default=True)
+@click.option(
+    "--threshold", type=float, default=0.5, show_default=True, help="At which labels are predicted."
+)
+@click.option("--model", "output", metavar="OUT", help="Fit the choice on all rows and write the model here.")
+@click.option(
+    "--tol", type=float, default=1e-3, show_default=True, help="Certified relative gap of every point."
+)
+@click.option("--seed", type=click.IntRange(min=0, max=2**32 - 1), default=0, show_default=True)
+@click.option(
+    "--fit-intercept", type=float, metavar="VALUE", help="Append a constant column of this value to X."
+)
+@click.option("--normalize", type=click.Choice(["l2"]), help="Scale the rows of X to unit norm.")
+@click.option("--overwrite", is_flag=True, help="Replace the model that is there.")
+@cluster_options
+@verb_options
+def tune(
+    store: str,
+    radii: str,
+    weights: str,
+    folds: int,
+    score: str,
+    rule: str,
+    threshold: float,
+    output: str | None,
+    tol: float,
+    seed: int,
+    fit_intercept: float | None,
+    normalize: str | None,
+    overwrite: bool,
+    cluster: ClusterOptions,
+    storage_options: dict[str, Any],
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    """Cross-validate a grid of radii and weights on the data set STORE.
+
+    All folds and points share each read of the data. The choice is fitted on all rows, with the
+    threshold as given, if --model says where to write it.
+    """
+    from dswml import tuning
+    from dswml.dataset import open_dataset
+    from dswml.estimator import SparseWeightedClassifier
+    from dswml.storage import store_exists
+    from dswml.training import train
+
+    grid = {"radii": _numbers(radii, "--radii"), "weights": _weights(weights)}
+    if output is not None and folds == 0:
+        raise UsageError("--model needs a choice, and --folds 0 makes none: use two folds or more")
+    if output is not None and store_exists(output, storage_options) and not overwrite:
+        raise StoreExistsError(f"{output} exists: choose another place for the model, or add --overwrite")
+    silent = quiet or as_json
+
+    def say(line: str) -> None:
+        if not silent:
+            click.echo(line, err=True)
+
+    data = open_dataset(store, storage_options=storage_options)
+    with executor_from_options(cluster, announce=say) as executor:
+        tuned = tuning.tune(
+            data,
+            executor,
+            **grid,
+            folds=folds,
+            seed=seed,
+            score=score,
+            threshold=threshold,
+            tol=tol,
+            fit_intercept=fit_intercept or 0.0,
+            normalize=normalize,
+            on_iteration=lambda iteration, passes, solved, total: say(
+                f"iteration {iteration:3d}  passes {passes:3d}  solved {solved} of {total}"
+            ),
+        )
+        chosen = None
+        if folds:
+            chosen = tuned.best if rule == "best" else tuned.one_standard_error
+        if output is not None and chosen is not None:
+            estimator = SparseWeightedClassifier(
+                chosen.radius,
+                weights=chosen.weights,
+                tol=tol,
+                threshold=threshold,
+                fit_intercept=fit_intercept or False,
+                normalize=normalize,
+                random_state=seed,
+            )
+            model, _ = train(data, estimator.checked_parameters(), executor)
+            model.save(output, overwrite=overwrite, storage_options=storage_options)
+    if as_json:
+        click.echo(json.dumps(_described(tuned, chosen)))
+        return
+    click.echo("\n".join(_table(tuned, chosen)))
+    if output is not None:
+        click.echo(f"The model is in {output}")
+
+
+def _described(tuned: Tuned, chosen: GridPoint | None) -> dict[str, Any]:
+    def point(each: GridPoint) -> dict[str, Any]:
+        return {
+            "radius": each.radius,
+            "weights": each.weights,
+            "p0": each.p0,
+            "objective": each.objective.tolist(),
+            "relative_gap": each.relative_gap.tolist(),
+            "rank": each.rank.tolist(),
+            "scores": {name: values.tolist() for name, values in each.scores.items()},
+            "threshold": None if each.threshold != each.threshold else each.threshold,
+        }
+
+    return {
+        "score": tuned.score,
+        "passes": tuned.passes,
+        "iterations": tuned.iterations,
+        "points": [point(each) for each in tuned.points],
+        "chosen": None if chosen is None else point(chosen),
+    }
+
+
+def _table(tuned: Tuned, chosen: GridPoint | None) -> list[str]:
+    lines = [f"{'radius':>8}  {'weights':<9} {'p0':>7}  {'gap':>8}  {'rank':>5}"]
+    if chosen is not None:
+        lines[0] += f"  {tuned.score + ' (+- s.e.)':>20}  {'best F1':>8}  {'P@1':>6}  {'threshold':>9}"
+    for point in tuned.points:
+        line = (
+            f"{point.radius:8g}  {point.weights!s:<9} {point.p0:7.4f}  {point.relative_gap.max():8.1e}  "
+            f"{point.rank.mean():5.0f}"
+        )
+        if chosen is not None:
+            mean = f"{point.mean(tuned.score):.4f} +- {point.standard_error(tuned.score):.4f}"
+            line += f"  {mean:>20}  {point.mean('best_f1'):8.4f}  {point.mean('P@1'):6.4f}"
+            line += f"  {point.threshold:9.3f}" + ("  <- chosen" if point is chosen else "")
+        lines.append(line)
+    lines.append(f"{tuned.passes} passes over X, {tuned.iterations} iterations")
+    return lines
