@@ -27,7 +27,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 LOOPBACK = "127.0.0.1"
 
 #: How long a scheduler may take to answer.
-CONNECT_SECONDS = 10.0
+CONNECT_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ def _connect(options: ClusterOptions, announce: Callable[[str], None]) -> Client
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False)
     except (OSError, ValueError) as error:
         raise ClusterError(
-            f"the Dask scheduler {address} cannot be reached ({error}): "
+            f"the Dask scheduler {address} cannot be reached ({str(error) or type(error).__name__}): "
             "check that it runs and that the address is right"
         ) from error
     announce(f"Dashboard: {client.dashboard_link}")
