@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .dataset import create_dataset, open_dataset
     from .estimator import SparseWeightedClassifier
+    from .estimator_cv import SparseWeightedClassifierCV
     from .evaluation import evaluate
     from .model import Model, load_model
     from .prediction import predict_dataset
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Model",
     "SparseWeightedClassifier",
+    "SparseWeightedClassifierCV",
     "create_dataset",
     "evaluate",
     "load_model",
@@ -26,6 +28,7 @@ __all__ = [
 _HOMES = {
     "Model": "model",
     "SparseWeightedClassifier": "estimator",
+    "SparseWeightedClassifierCV": "estimator_cv",
     "create_dataset": "dataset",
     "evaluate": "evaluation",
     "load_model": "model",

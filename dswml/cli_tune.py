@@ -94,7 +94,7 @@ def tune(
     from dswml.storage import store_exists
     from dswml.training import train
 
-    grid = {"radii": _numbers(radii, "--radii"), "weights": _weights(weights)}
+    chosen_radii, chosen_weights = _numbers(radii, "--radii"), _weights(weights)
     if output is not None and folds == 0:
         raise UsageError("--model needs a choice, and --folds 0 makes none: use two folds or more")
     if output is not None and store_exists(output, storage_options) and not overwrite:
@@ -110,7 +110,8 @@ def tune(
         tuned = tuning.tune(
             data,
             executor,
-            **grid,
+            radii=chosen_radii,
+            weights=chosen_weights,
             folds=folds,
             seed=seed,
             score=score,

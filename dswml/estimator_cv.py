@@ -1,0 +1,146 @@
+"""The classifier that chooses its radius and weights by cross-validation."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .errors import UsageError
+from .estimator import SparseWeightedClassifier, current_executor
+from .tuning import tune
+
+__all__ = ["SparseWeightedClassifierCV"]
+
+
+class SparseWeightedClassifierCV(SparseWeightedClassifier):
+    """`SparseWeightedClassifier` with radius and weights chosen on held-out folds.
+
+    All folds, radii and weights share each read of X, so the search costs the reads of about one fit.
+
+    Parameters
+    ----------
+    radii : sequence of float
+        Radii to try.
+    weights : sequence of {"sparsity", "uniform"} or float
+        Weightings to try.
+    folds : int, default=5
+        Number of folds; a row's fold is a hash of its number and ``random_state``.
+    scoring : str, default="micro_f1"
+        The metric that chooses, on held-out rows; see `dswml.tuning.SCORES`.
+    rule : {"best", "one-standard-error"}, default="best"
+        Take the best mean, or the smallest radius within a standard error of it.
+    tune_threshold : bool, default=False
+        Predict with the threshold that is best for micro-F1 on the held-out rows.
+    tol, fit_intercept, normalize, random_state, dtype, cache, memory_limit
+        As for `SparseWeightedClassifier`.
+
+    Attributes
+    ----------
+    tuned_ : Tuned
+        The table of the search.
+    radius_, weights_ : float, str or float
+        The choice. All attributes of `SparseWeightedClassifier` are those of the fit on all rows.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from dswml import SparseWeightedClassifierCV
+    >>> X = np.tile(np.eye(6), (10, 1))
+    >>> clf = SparseWeightedClassifierCV(radii=(0.1, 1, 10), weights=("sparsity",), folds=3, random_state=0)
+    >>> clf.fit(X, X.astype(int)).radius_
+    10.0
+    """
+
+    def __init__(
+        self,
+        radii: Sequence[float] = (1.0, 10.0, 20.0, 50.0, 100.0, 200.0),
+        *,
+        weights: Sequence[str | float] = ("sparsity", "uniform"),
+        folds: int = 5,
+        scoring: str = "micro_f1",
+        rule: str = "best",
+        tune_threshold: bool = False,
+        tol: float = 1e-3,
+        fit_intercept: bool | float = False,
+        normalize: str | None = None,
+        random_state: Any = None,
+        dtype: str = "auto",
+        cache: str = "auto",
+        memory_limit: int | str = "2 GiB",
+    ) -> None:
+        super().__init__(
+            weights=weights,  # type: ignore[arg-type]
+            tol=tol,
+            fit_intercept=fit_intercept,
+            normalize=normalize,
+            random_state=random_state,
+            dtype=dtype,
+            cache=cache,
+            memory_limit=memory_limit,
+        )
+        self.radii = radii
+        self.folds = folds
+        self.scoring = scoring
+        self.rule = rule
+        self.tune_threshold = tune_threshold
+
+    def fit(self, X: Any, Y: Any = None) -> SparseWeightedClassifierCV:
+        """Search the grid, then fit the choice on all rows.
+
+        Parameters
+        ----------
+        X, Y
+            As for `SparseWeightedClassifier.fit`; Y with a column per label.
+
+        Returns
+        -------
+        self : SparseWeightedClassifierCV
+        """
+        self._check_choice("rule", ("best", "one-standard-error"))
+        if self.folds < 2:
+            raise UsageError(
+                f"The 'folds' parameter must be an int in the range [2, inf). Got {self.folds!r} instead."
+            )
+        parameters = self._single(1.0, "uniform").checked_parameters()
+        data, classes = self._training_data(X, Y)
+        if classes is not None:
+            raise UsageError("the search needs a column of zeros and ones per label; got a one-dimensional y")
+        with current_executor(data) as executor:
+            self.tuned_ = tune(
+                data,
+                executor,
+                radii=self.radii,
+                weights=self.weights,  # type: ignore[arg-type]
+                folds=self.folds,
+                seed=parameters.options.seed,
+                score=self.scoring,
+                tol=parameters.options.tol,
+                fit_intercept=float(self.fit_intercept),
+                normalize=self.normalize,
+                dtype=self.dtype,
+                cache=self.cache,
+                memory_limit=parameters.options.memory_limit,
+            )
+        chosen = self.tuned_.best if self.rule == "best" else self.tuned_.one_standard_error
+        self.radius_, self.weights_ = float(chosen.radius), chosen.weights
+        single = self._single(self.radius_, self.weights_)
+        if self.tune_threshold:
+            single.set_params(threshold=chosen.threshold)
+        single.fit(X, Y)
+        for name, value in vars(single).items():
+            if name.endswith("_"):
+                setattr(self, name, value)
+        return self
+
+    def _single(self, radius: float, weights: str | float) -> SparseWeightedClassifier:
+        return SparseWeightedClassifier(
+            radius,
+            weights=weights,
+            tol=self.tol,
+            fit_intercept=self.fit_intercept,
+            normalize=self.normalize,
+            random_state=self.random_state,
+            dtype=self.dtype,
+            cache=self.cache,
+            memory_limit=self.memory_limit,
+        )

@@ -1,0 +1,121 @@
+"""Cross-validation: shared reads, the optimum of every point, no leak from held-out labels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dswml.errors import UsageError
+from dswml.estimator import SparseWeightedClassifier
+from dswml.estimator_cv import SparseWeightedClassifierCV
+from dswml.executor import InProcessExecutor
+from dswml.folds import fold_of_rows
+from dswml.sources import as_dataset
+from dswml.tuning import Tuned, tune
+
+RADII = (2.0, 10.0, 40.0)
+WEIGHTS = (0.1, "uniform")
+FOLDS, SEED = 3, 7
+
+
+def problem(rows: int = 240, features: int = 15, labels: int = 20) -> tuple[Any, Any]:
+    rng = np.random.default_rng(3)
+    X = rng.normal(size=(rows, features)) / np.sqrt(features)
+    scores = X @ rng.normal(size=(features, 4)) @ rng.normal(size=(4, labels))
+    return X, (scores > np.quantile(scores, 0.85, axis=0)).astype(np.uint8)
+
+
+def search(X: Any, Y: Any, **options: Any) -> Tuned:
+    # Blocks of a few rows, so that folds are spread over many of them.
+    data = as_dataset(X, Y, block_bytes=4096)
+    with InProcessExecutor(2) as executor:
+        return tune(data, executor, radii=RADII, weights=WEIGHTS, folds=FOLDS, seed=SEED, **options)
+
+
+@pytest.fixture(scope="module")
+def tuned() -> Tuned:
+    return search(*problem())
+
+
+def test_every_point_reaches_the_objective_of_a_separate_fit(tuned: Tuned) -> None:
+    X, Y = problem()
+    folds = fold_of_rows(0, len(X), FOLDS, SEED)
+    for point in tuned.points:
+        assert point.relative_gap.max() <= 1e-3
+        for fold in range(FOLDS):
+            single = SparseWeightedClassifier(point.radius, weights=point.p0, tol=1e-4)
+            single.fit(X[folds != fold], Y[folds != fold])
+            assert point.objective[fold] == pytest.approx(single.objective_, rel=1e-3)
+
+
+def test_held_out_scores_are_those_of_a_dense_computation(tuned: Tuned) -> None:
+    X, Y = problem()
+    folds = fold_of_rows(0, len(X), FOLDS, SEED)
+    point = tuned.points[2]
+    for fold in range(FOLDS):
+        single = SparseWeightedClassifier(point.radius, weights=point.p0, tol=1e-6)
+        single.fit(X[folds != fold], Y[folds != fold])
+        predicted, truth = single.predict(X[folds == fold]), Y[folds == fold]
+        f1 = 2 * (predicted & truth).sum() / (predicted.sum() + truth.sum())
+        assert point.scores["micro_f1"][fold] == pytest.approx(f1, abs=0.02)
+
+
+def test_the_search_takes_at_most_three_times_the_reads_of_its_dearest_fit(tuned: Tuned) -> None:
+    X, Y = problem()
+    dearest = max(
+        SparseWeightedClassifier(radius, weights=weights).fit(X, Y).n_passes_
+        for radius in RADII
+        for weights in WEIGHTS
+    )
+    assert tuned.passes <= 3 * dearest
+
+
+def test_labels_of_held_out_rows_cannot_influence_their_fold(tuned: Tuned) -> None:
+    X, Y = problem()
+    held_out = fold_of_rows(0, len(X), FOLDS, SEED) == 0
+    changed = Y.copy()
+    changed[held_out] = np.roll(Y[held_out], 5, axis=1)
+    other = search(X, changed)
+    for before, after in zip(tuned.points, other.points, strict=True):
+        assert before.objective[0] == after.objective[0]
+        assert before.relative_gap[0] == after.relative_gap[0]
+        assert before.objective[1] != after.objective[1]
+
+
+def test_the_path_without_folds_is_solved_on_all_rows_and_scores_nothing() -> None:
+    X, Y = problem()
+    with InProcessExecutor(1) as executor:
+        path = tune(as_dataset(X, Y), executor, radii=RADII, weights=(0.1,), folds=0)
+    single = SparseWeightedClassifier(10.0, weights=0.1, tol=1e-5).fit(X, Y)
+    assert path.points[1].objective[0] == pytest.approx(single.objective_, rel=1e-3)
+    assert path.points[1].scores == {}
+
+
+def test_choices_and_tables(tuned: Tuned) -> None:
+    best = max(point.mean("micro_f1") for point in tuned.points)
+    assert tuned.best.mean("micro_f1") == best
+    assert tuned.one_standard_error.radius <= tuned.best.radius
+    assert tuned.one_standard_error.mean("micro_f1") >= best - tuned.best.standard_error("micro_f1")
+
+
+def test_the_cross_validated_classifier_is_the_single_one_at_its_choice() -> None:
+    X, Y = problem()
+    chosen = SparseWeightedClassifierCV(RADII, weights=WEIGHTS, folds=FOLDS, random_state=0).fit(X, Y)
+    single = SparseWeightedClassifier(chosen.radius_, weights=chosen.weights_, random_state=0).fit(X, Y)
+    np.testing.assert_array_equal(chosen.predict(X), single.predict(X))
+    assert chosen.objective_ == single.objective_
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"folds": 1}, "folds must be 0 or at least 2"),
+        ({"score": "accuracy"}, "there is no score 'accuracy'"),
+    ],
+)
+def test_what_cannot_be_searched_is_a_sentence(options: dict[str, Any], message: str) -> None:
+    X, Y = problem()
+    with InProcessExecutor(1) as executor, pytest.raises(UsageError, match=message):
+        tune(as_dataset(X, Y), executor, radii=RADII, **options)
