@@ -7,11 +7,12 @@ import platform
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from .cache import process_cache
+from .cache import forget_run
 from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
@@ -99,7 +100,7 @@ def train(
             solution = frank_wolfe(problem, parameters.options, callbacks)
     finally:
         problem.close()
-        process_cache().forget(source.run)
+        executor.everywhere(forget_run, source.run)
     threshold = parameters.threshold
     model = Model(
         u=solution.u,
@@ -139,10 +140,11 @@ def _info(data: Dataset, parameters: Parameters, solution: Solution) -> dict[str
             "nnz_y": data.nnz_y,
         },
         "parameters": asdict(parameters),
-        "versions": {
-            "python": platform.python_version(),
-            **{
-                name: importlib.metadata.version(name) for name in ("dswml", "numpy", "scipy", "zarr", "dask")
-            },
-        },
+        "versions": _versions(),
     }
+
+
+@cache
+def _versions() -> dict[str, str]:
+    names = ("dswml", "numpy", "scipy", "zarr", "dask")
+    return {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in names}}
