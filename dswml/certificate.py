@@ -126,13 +126,13 @@ def _deflated_bound(
 
 def _outside(vectors: Array, q: Array, krylov: Array) -> Array:
     """Orthonormal basis of what ``vectors`` have outside both blocks."""
-    scale = np.linalg.norm(vectors, axis=0).max(initial=0.0)
-    for _ in range(2):
+    least = 1e-10 * np.linalg.norm(vectors, axis=0).max(initial=0.0)
+    for _ in range(2):  # the second time finds what rounding left inside, which the first had magnified
         vectors = vectors - q @ (q.T @ vectors)
         vectors = vectors - krylov @ (krylov.T @ vectors)
-    left, values, _ = np.linalg.svd(vectors, full_matrices=False)
-    kept: Array = left[:, values > 1e-12 * max(scale, 1e-300)]
-    return kept
+        left, values, _ = np.linalg.svd(vectors, full_matrices=False)
+        vectors, least = left[:, values > max(least, 1e-300)], 0.5
+    return vectors
 
 
 def schur_bound(h: Array, residual_gram: Array, tau_squared: float) -> float:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 from distributed import Client, LocalCluster
+
+from dswml.dataset import Dataset, open_dataset
+from dswml.importers import import_dataset
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -27,6 +31,20 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"real data sets not found in {folder}: set DSWML_DATA to their folder")
     return folder
+
+
+@pytest.fixture(scope="session")
+def real_set(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Dataset]:
+    """A function from the name of a real set to its data, rows of unit norm, imported at the first call."""
+    folder = tmp_path_factory.mktemp("real")
+
+    @cache
+    def imported(name: str) -> Dataset:
+        source = f"xmlrepo/{name}.txt" if name.startswith("stackex") else f"mulan/{name}.arff"
+        import_dataset(real_data / source, folder / f"{name}.zarr", normalize="l2", dtype="float64")
+        return open_dataset(folder / f"{name}.zarr")
+
+    return imported
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,22 +15,15 @@ import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dswml.blocks import RowBlock
-from dswml.dataset import Dataset, open_dataset
 from dswml.executor import InProcessExecutor
 from dswml.features import BlockSource
 from dswml.frank_wolfe import Options, Record, Solution, frank_wolfe
-from dswml.importers import import_dataset
 from dswml.problem import Problem
 
 Array = NDArray[Any]
 
-#: Where the real sets are below the data folder.
-REAL_SETS = {
-    "bibtex": "mulan/bibtex.arff",
-    "delicious": "mulan/delicious.arff",
-    "stackex_cs": "xmlrepo/stackex_cs.txt",
-    "stackex_philosophy": "xmlrepo/stackex_philosophy.txt",
-}
+#: The sets of the paper.
+REAL_SETS = ("bibtex", "delicious", "stackex_cs", "stackex_philosophy")
 
 
 @cache
@@ -124,23 +116,23 @@ def run(
 # The formulas, dense.
 
 
-def objective(x: Array, y: Array, w: Array, p0: float, loss: str = "square") -> float:
+def objective(x: Any, y: Array, w: Array, p0: float, loss: str = "square") -> float:
     """1/N of the weighted loss summed over all entries (Eq. 22 and Example 1)."""
     weights = np.where(y == 1, 1 - p0, p0)
     terms = (y - x @ w) ** 2 if loss == "square" else np.exp(-(2 * y - 1) * (x @ w))
-    return float((weights * terms).sum() / len(x))
+    return float((weights * terms).sum() / x.shape[0])
 
 
-def gradient(x: Array, y: Array, w: Array, p0: float, loss: str = "square") -> Array:
+def gradient(x: Any, y: Array, w: Array, p0: float, loss: str = "square") -> Array:
     """Its gradient, D x L."""
     weights = np.where(y == 1, 1 - p0, p0)
     signs = 2 * y - 1
     slopes = 2 * (x @ w - y) if loss == "square" else -signs * np.exp(-signs * (x @ w))
-    result: Array = x.T @ (weights * slopes) / len(x)
+    result: Array = x.T @ (weights * slopes) / x.shape[0]
     return result
 
 
-def exact_gap(x: Array, y: Array, w: Array, p0: float, radius: float, loss: str = "square") -> float:
+def exact_gap(x: Any, y: Array, w: Array, p0: float, radius: float, loss: str = "square") -> float:
     """<W, G> + radius sigma_1(G), by a full decomposition (Eq. 37)."""
     g = gradient(x, y, w, p0, loss)
     return float(np.vdot(w, g) + radius * np.linalg.svd(g, compute_uv=False)[0])
@@ -161,7 +153,7 @@ def project(w: Array, radius: float) -> Array:
 
 def optimum(x: Array, y: Array, p0: float, radius: float, tol: float = 1e-9, steps: int = 20_000) -> Array:
     """W of a relative gap below ``tol``, by accelerated projected gradients with restart."""
-    step = len(x) / (2 * max(p0, 1 - p0) * np.linalg.norm(x, 2) ** 2)
+    step = x.shape[0] / (2 * max(p0, 1 - p0) * np.linalg.norm(x, 2) ** 2)
     w = ahead = np.zeros((x.shape[1], y.shape[1]))
     t = 1.0
     for k in range(steps):
@@ -207,18 +199,3 @@ def algorithm_1(
             a = float(grid[np.argmin([along(float(value)) for value in grid])])
         w = w + a * towards
     return trace
-
-
-# The real sets, with rows scaled to unit norm.
-
-
-@cache
-def real_set(folder: Path, name: str, store: Path) -> Dataset:
-    """One of `REAL_SETS`, imported once a session."""
-    import_dataset(folder / REAL_SETS[name], store / f"{name}.zarr", normalize="l2", dtype="float64")
-    return open_dataset(store / f"{name}.zarr")
-
-
-def dense_labels(data: Dataset) -> Array:
-    labels: Array = data.read_y(0, data.n_rows).toarray().astype(np.float64)
-    return labels
