@@ -6,6 +6,9 @@ import bz2
 import gzip
 import os
 import re
+import signal
+import subprocess
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -267,7 +270,7 @@ def test_without_zstandard_the_extra_is_named(
 ) -> None:
     packed = tmp_path / "rows.txt.zst"
     packed.write_bytes(zstandard.compress(xmlrepo.read_bytes()))
-    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
     with pytest.raises(UsageError, match=re.escape("pip install 'dswml[zstd]'")):
         import_dataset(packed, tmp_path / "d.zarr")
 
@@ -533,6 +536,35 @@ def test_an_interrupted_import_goes_on_where_it_stopped(
     )
     assert written[0] >= 3
     assert_same(contents(dest), matrices)
+
+
+KILLED = """
+import os, signal, sys
+import dswml.layout, dswml.textfile
+from dswml.importers import import_dataset
+
+dswml.textfile.SLICE_BYTES, dswml.layout.MIN_CHUNK_BYTES = 300, 400
+
+def kill(phase, done, total):
+    if phase == "writing" and done > 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+import_dataset(sys.argv[1], sys.argv[2], segment_bytes=1000, on_progress=kill)
+"""
+
+
+def test_an_import_whose_process_was_killed_is_refused_and_goes_on(
+    xmlrepo: Path, tmp_path: Path, matrices: tuple[Array, Array], small_pieces: int
+) -> None:
+    dest = tmp_path / "d.zarr"
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(xmlrepo), str(dest)], check=False)
+    assert killed.returncode == -signal.SIGKILL
+    with pytest.raises(IncompleteStoreError):
+        open_dataset(dest)
+    import_dataset(xmlrepo, dest, segment_bytes=small_pieces, resume=True)
+    import_dataset(xmlrepo, tmp_path / "whole.zarr", segment_bytes=small_pieces)
+    assert_same(contents(dest), matrices)
+    assert open_dataset(dest).fingerprint == open_dataset(tmp_path / "whole.zarr").fingerprint
 
 
 def test_resuming_with_another_source_or_option_is_refused(
@@ -876,3 +908,45 @@ def test_the_report_tells_what_is_in_the_store(xmlrepo: Path, tmp_path: Path) ->
         assert getattr(report, name) == getattr(data, name)
     assert data.attrs["source"]["path"] == str(xmlrepo)
     assert data.attrs["source"]["size"] == xmlrepo.stat().st_size
+
+
+# Memory and speed
+
+PEAK = """
+import sys
+from pathlib import Path
+from dswml.executor import InProcessExecutor
+from dswml.importers import import_dataset
+
+def peak():
+    return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) // 1024
+
+with InProcessExecutor(2) as executor:
+    import_dataset(sys.argv[1], sys.argv[3], executor=executor)
+    before = peak()
+    import_dataset(sys.argv[2], sys.argv[3], executor=executor, overwrite=True)
+print(peak() - before)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("packed", [False, True])
+def test_memory_does_not_grow_with_the_file(
+    tmp_path: Path, matrices: tuple[Array, Array], packed: bool
+) -> None:
+    rows = write_xmlrepo(tmp_path / "rows.txt", *matrices).read_bytes().partition(b"\n")[2]
+    files = [tmp_path / "small.svm", tmp_path / "large.svm"]
+    for file, mib in zip(files, (4, 200), strict=True):
+        text = rows * (mib * 2**20 // len(rows))
+        file.write_bytes(gzip.compress(text, 1) if packed else text)
+    command = [sys.executable, "-c", PEAK, *map(str, files), str(tmp_path / "d.zarr")]
+    growth = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+    assert int(growth) < 60
+
+
+@pytest.mark.slow
+def test_the_benchmark_runs() -> None:
+    script = Path(__file__).parent.parent / "scripts" / "bench-import"
+    command = [sys.executable, str(script), "--mib", "1", "--limit-mib", "0"]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    assert output.count("| dswml import,") == 2
