@@ -42,7 +42,7 @@ CHECK_EVERY = 8
 #: Gradient steps before splitting takes over, and steps of the latter.
 GRADIENT_STEPS = 600
 SPLITTING_STEPS = 2000
-#: Largest L r^3 for which the Hessians of all labels are decomposed.
+#: Largest L r^3 for which the Hessians of all labels are decomposed, and a hundred times the largest L r^2.
 DECOMPOSED_WORK = 2e9
 
 
@@ -60,11 +60,15 @@ def plan_directions(n_rows: int, n_features: int, label_counts: Array, limit: in
     (50, -1)
     """
     n_labels = label_counts.size
+    ascending = np.sort(label_counts)
 
     def needed(rank: int, heavy: Array) -> int:
         light_rows = min(n_rows, int(label_counts[~heavy].sum()))
-        grams = int(np.count_nonzero(heavy | (label_counts > GRAM_FROM * rank)))
-        return 8 * rank * (3 * n_features + 8 * n_labels + 2 * light_rows + 2 * grams * rank)
+        # On the way to this rank labels lose their Gram matrix one by one: the most that there ever are.
+        ranks = np.unique(np.append(np.clip((ascending - 1) // GRAM_FROM, 1, rank), rank))
+        grams = n_labels - np.searchsorted(ascending, GRAM_FROM * ranks, side="right")
+        entries = int((np.maximum(grams, np.count_nonzero(heavy)) * ranks**2).max())
+        return 8 * (rank * (3 * n_features + 8 * n_labels + 2 * light_rows) + 3 * entries)
 
     def fits(rank: int) -> Array | None:
         for heavy in (np.zeros(n_labels, dtype=bool), label_counts > rank):
@@ -304,7 +308,7 @@ def solve(
     if found.gap <= tol:
         return found
     stats = problem.statistics
-    if stats.n_labels * stats.rank**3 <= DECOMPOSED_WORK:
+    if stats.n_labels * stats.rank**2 * max(stats.rank, 100) <= DECOMPOSED_WORK:
         split = _splitting(problem, found, radius, tol)
         return split if split.gap < found.gap else found
     return _accelerated_gradient(problem, found.mt, radius, tol, found.curvature, 4 * GRADIENT_STEPS)
