@@ -71,8 +71,8 @@ class GridPoint:
     rank : ndarray (folds,)
     scores : dict of str to ndarray (folds,)
         Every metric on the held-out rows of each fold, at the fixed threshold; "best_f1" at the best one.
-    threshold : float
-        Best threshold for micro-F1 over all held-out rows; NaN without folds.
+    curve : ThresholdCurve or None
+        True and false positives over all held-out rows against the threshold; None without folds.
     """
 
     radius: float
@@ -82,7 +82,12 @@ class GridPoint:
     relative_gap: Array
     rank: Array
     scores: dict[str, Array]
-    threshold: float
+    curve: metrics.ThresholdCurve | None
+
+    @property
+    def threshold(self) -> float:
+        """Best threshold for micro-F1 over all held-out rows; NaN without folds."""
+        return float("nan") if self.curve is None else float(self.curve.best()[0])
 
     def mean(self, score: str) -> float:
         """Mean of a metric over folds."""
@@ -416,7 +421,7 @@ class _Search:
                     np.array([point.relative_gap for point in per_fold]),
                     np.array([point.compact()[1].shape[1] for point in per_fold]),
                     {name: np.array([fold[name] for fold in scored[at]]) for name in names},
-                    np.nan if curve is None else metrics.threshold_curve(curve, edges).best()[0],
+                    None if curve is None else metrics.threshold_curve(curve, edges),
                 )
             )
         return points
