@@ -11,11 +11,12 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from distributed.worker import get_worker
+import psutil
+from distributed import Status, Worker
 
 from .executor import available_memory
 
-__all__ = ["BlockCache", "process_cache"]
+__all__ = ["BlockCache", "forget_run", "process_cache"]
 
 #: Share of the memory of a process that may be kept; the rest is for reading and computing.
 CACHE_SHARE = 0.4
@@ -77,13 +78,34 @@ _cache: BlockCache | None = None
 
 
 def process_cache() -> BlockCache:
-    """Return the cache of this process, limited by its Dask worker's memory limit if it is one."""
+    """Return the cache of this process, limited by the memory that was left when it was first asked for."""
     global _cache
     with _lock:
         if _cache is None:
-            try:
-                limit = get_worker().memory_manager.memory_limit
-            except ValueError:
-                limit = None
-            _cache = BlockCache(int((limit or available_memory()) * CACHE_SHARE))
+            _cache = BlockCache(int(_free_memory() * CACHE_SHARE))
         return _cache
+
+
+def forget_run(run: str) -> None:
+    """Drop everything that this process keeps for a run, if it keeps anything."""
+    with _lock:
+        cache = _cache
+    if cache is not None:
+        cache.forget(run)
+
+
+def _free_memory() -> int:
+    """Bytes that this process may still take: up to its Dask worker's limit, if it is one.
+
+    Work of a fit inside a task runs on threads that are not the task's, so the worker is looked for
+    in the process, not in the thread.
+    """
+    used = int(psutil.Process().memory_info().rss)
+    limits = [
+        int(worker.memory_manager.memory_limit)
+        for worker in Worker._instances
+        if worker.status != Status.closed and worker.memory_manager.memory_limit
+    ]
+    if limits:
+        return max(min(limits) - used, 0)
+    return max(min(available_memory() - used, int(psutil.virtual_memory().available)), 0)

@@ -10,81 +10,74 @@ from __future__ import annotations
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from threading import Event, Lock
-from typing import TYPE_CHECKING, Any, TypeVar
+from array import array
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from threading import Event
+from typing import Any, TypeVar
 
-from distributed import Client, Future, get_worker
+import dask
+from dask._task_spec import Task, TaskRef
+from dask.utils import funcname
+from distributed import Client, Future
 from distributed.client import FutureCancelledError, FuturesCancelledError
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import KilledWorker
 
+from .broadcast import Broadcast, SendError
 from .errors import ClusterError
 from .executor import (
     ARITY,
     Combine,
     Executor,
     Function,
-    InProcessExecutor,
     OnResult,
     Shared,
     available_memory,
+    lend,
+    needs_of,
     one_blas_thread,
 )
+from .placement import place
 
-if TYPE_CHECKING:
-    from .stored import Dataset
-
-__all__ = ["DaskExecutor", "current_executor"]
+__all__ = ["DaskExecutor"]
 
 T = TypeVar("T")
 R = TypeVar("R")
 
 #: How a lost result shows itself; the call is then made again.
-LOST = (FutureCancelledError, FuturesCancelledError, KilledWorker, CommClosedError)
-#: How often a call is made again before the cluster counts as lost.
-ATTEMPTS = 5
-#: Seconds between two looks at whether the cluster is still there.
+LOST = (FutureCancelledError, FuturesCancelledError, KilledWorker, CommClosedError, SendError)
+#: How often a call is made without any progress before the cluster counts as lost. In each of them
+#: Dask tries a task whose worker dies on four workers (``allowed-failures``).
+ATTEMPTS = 3
+#: Seconds between two looks at whether the cluster is still there, and between reports of progress.
 LOOK_EVERY = 2.0
-
-
-def current_executor(data: Dataset) -> Executor:
-    """Return what runs the work on ``data``: the current Dask client's cluster, or this process.
-
-    Arrays in this process's memory are worked on here: they fit, and shipping them would cost
-    more than the work. Inside a task of a worker the cluster is used only through
-    `distributed.worker_client`, since waiting for it otherwise could block it for good.
-    """
-    client: Client | None
-    try:
-        get_worker()
-        in_task = True
-    except ValueError:
-        in_task = False
-    try:
-        client = Client.current(allow_global=not in_task)
-    except ValueError:
-        client = None
-    if client is None or client.asynchronous or not data.travels:
-        return InProcessExecutor()
-    return DaskExecutor(client)
+REPORT_EVERY = 0.2
+#: Seconds that a scheduler may take to answer.
+ANSWER_SECONDS = 60.0
 
 
 class DaskExecutor(Executor):
     """Runs the work on the workers of a Dask client.
+
+    A lost worker costs nothing but time. A call ends in a `ClusterError` when the scheduler is
+    lost (within seconds; a minute if it only stops answering), when no worker has been fit for
+    work for ``worker_timeout`` seconds, or when the same work was lost three times.
 
     Parameters
     ----------
     client : distributed.Client
         A connected client; it is left open.
     worker_timeout : float
-        Seconds to wait for a first worker, or for new ones when all are gone.
+        Seconds to wait for a first worker, or for others when all are gone or paused.
     """
 
     def __init__(self, client: Client, worker_timeout: float = 300.0) -> None:
         self.client = client
         self.worker_timeout = worker_timeout
-        self._shared: dict[str, Future[Any]] = {}
+        self._broadcast = Broadcast(client)
+        self._homes: dict[int, tuple[str, ...]] = {}
+        self._anchors: dict[str, Future[Any]] = {}
 
     @property
     def n_slots(self) -> int:  # type: ignore[override]
@@ -102,15 +95,22 @@ class DaskExecutor(Executor):
 
         def attempt() -> list[R]:
             todo = [index for index in range(len(items)) if index not in results]
-            sent = self._send(payload)
-            futures = self._submit(function, [items[index] for index in todo], [sent])
-            for index, future in zip(todo, futures, strict=True):
-                results[index] = self._result(future)
-                if on_result is not None:
-                    on_result(index, results[index])
+            workers = self._wait_for_workers()
+            sent = self._broadcast.send(payload)
+            graph: dict[str, Task] = {}
+            leaves = _add_leaves(graph, function, [items[index] for index in todo], [sent], [payload])
+            futures = self._submit(graph, leaves, leaves, workers)
+            try:
+                for index, key in zip(todo, leaves, strict=True):
+                    results[index] = self._result(futures[key])
+                    futures.pop(key).release()
+                    if on_result is not None:
+                        on_result(index, results[index])
+            finally:
+                _release(futures)
             return [results[index] for index in range(len(items))]
 
-        return self._insist(attempt)
+        return self._insist(attempt, lambda: len(results))
 
     def reduce(
         self,
@@ -122,19 +122,36 @@ class DaskExecutor(Executor):
         *,
         on_result: Callable[[int], None] | None = None,
     ) -> R:
+        values = [payload, *(piece.value for piece in shared)]
+
         def attempt() -> R:
-            arguments = [self._send(payload), *(self._send_once(piece) for piece in shared)]
-            counter = _Counter()
-            root = self._submit_tree(function, combine, items, arguments, counter)
-            look = None if on_result is None else lambda: on_result(counter.value)
-            result: R = self._result(root, look)
-            return result
+            workers = self._wait_for_workers()
+            sent = [self._broadcast.send(payload), *self._broadcast.send_once(shared)]
+            graph: dict[str, Task] = {}
+            leaves = _add_leaves(graph, function, items, sent, values)
+            root = _add_tree(graph, combine, leaves)
+            wanted = [root] if on_result is None else [root, *leaves]
+            futures = self._submit(graph, leaves, wanted, workers)
+            try:
+                report = None
+                if on_result is not None:
+                    progress = _Progress(on_result, root)
+                    for key in leaves:
+                        futures[key].add_done_callback(progress.count)
+                    report = progress.report
+                result: R = self._result(futures[root], report)
+                return result
+            finally:
+                _release(futures)
 
         return self._insist(attempt)
 
     def forget(self, keys: Iterable[str]) -> None:
-        for key in keys:
-            self._shared.pop(key, None)
+        self._broadcast.forget(keys)
+
+    def everywhere(self, function: Callable[..., object], *arguments: Any) -> None:
+        with suppress(OSError):  # a cluster that is gone has nothing left to be told
+            self.client.run(function, *arguments, wait=False)
 
     def memory_per_slot(self) -> int:
         workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
@@ -144,112 +161,101 @@ class DaskExecutor(Executor):
         )
 
     def close(self) -> None:
-        self._shared.clear()
+        self._broadcast.close()
+        self._anchors.clear()
 
     # Submitting
 
-    def _send(self, value: Any) -> Future[Any]:
-        """Put a value on all workers, so that it survives any of them and no graph carries it."""
-        self._wait_for_workers()
-        (future,) = self.client.scatter([value], broadcast=True, hash=False)
-        return future
-
-    def _send_once(self, piece: Shared) -> Future[Any]:
-        future = self._shared.get(piece.key)
-        if future is None or future.status != "finished":
-            future = self._shared[piece.key] = self._send(piece.value)
-        return future
-
     def _submit(
-        self, function: Function[R], items: Sequence[T], arguments: list[Future[Any]]
-    ) -> list[Future[R]]:
-        """Submit a task an item; neighbours go to one worker, the same at every call, if it is free."""
-        workers = sorted(self._workers())
-        name = f"{function.__name__}-{uuid.uuid4().hex}"
-        return [
-            self.client.submit(
-                _call,
-                function,
-                item,
-                *arguments,
-                key=f"{name}-{index}",
-                workers=workers[index * len(workers) // len(items)] if workers else None,
-                allow_other_workers=bool(workers),
-                pure=False,
-            )
-            for index, item in enumerate(items)
-        ]
+        self, graph: dict[str, Task], leaves: list[str], wanted: list[str], workers: Mapping[str, int]
+    ) -> dict[str, Future[Any]]:
+        """Submit all tasks in one message, every leaf to the worker that it went to before."""
+        self._anchor(graph)
+        count = len(leaves)
+        homes = self._homes[count] = place(count, workers, self._homes.get(count, ()))
+        names = sorted(workers)
+        numbers = {name: number for number, name in enumerate(names)}
+        places = array("I", (numbers[home] for home in homes))
+        prefix = leaves[0].rpartition("-")[0] if leaves else ""
 
-    def _submit_tree(
-        self,
-        function: Function[R],
-        combine: Combine[R],
-        items: Sequence[T],
-        arguments: list[Future[Any]],
-        counter: _Counter,
-    ) -> Future[R]:
-        level: list[Future[R]] = self._submit(function, items, arguments)
-        for leaf in level:
-            leaf.add_done_callback(counter)
-        while len(level) > 1:
-            # A node outranks the leaves, so that sums are made as soon as they can be.
-            level = [
-                self.client.submit(_combine, combine, level[start : start + ARITY], priority=10, pure=False)
-                if start + 1 < len(level)
-                else level[start]
-                for start in range(0, len(level), ARITY)
-            ]
-        return level[0]
+        # The scheduler keeps this function for its last hundred graphs: so it holds little.
+        def home(key: str) -> list[str]:
+            begin, _, number = key.rpartition("-")
+            return [names[places[int(number)]]] if begin == prefix else []
+
+        bound = not any(graph[leaf].args[2] for leaf in leaves)  # else they go where their results are
+        with dask.annotate(workers=home, allow_other_workers=True) if bound else nullcontext():
+            futures: list[Future[Any]] = self.client.get(graph, wanted, sync=False)
+        return dict(zip(wanted, futures, strict=True))
+
+    def _anchor(self, graph: Iterable[str]) -> None:
+        """Keep one tiny result of every kind, so that no kind is ever without.
+
+        The scheduler groups results by the first part of their keys. It begins a new group when one
+        has become empty, and never lets go of the old one: with every pass its memory would grow.
+        """
+        for kind in {key.partition("-")[0] for key in graph} - self._anchors.keys():
+            self._anchors[kind] = self.client.submit(_nothing, key=f"{kind}-{uuid.uuid4().hex}", pure=False)
+        for kind in {"payload", "shared"} - self._anchors.keys():
+            self._anchors[kind] = self._broadcast.send(None, kind)
 
     # Waiting
 
-    def _insist(self, attempt: Callable[[], R]) -> R:
-        for remaining in reversed(range(ATTEMPTS)):
+    def _insist(self, attempt: Callable[[], R], progress: Callable[[], int] = lambda: 0) -> R:
+        """Make a call, and again if its results were lost, as long as that gets anywhere."""
+        failures, reached = 0, 0
+        while True:
             try:
                 return attempt()
             except LOST as error:
-                self._shared.clear()
                 if self.client.status != "running":
                     raise self._unreachable() from error
-                if not remaining:
+                failures = 1 if progress() > reached else failures + 1
+                reached = progress()
+                if failures == ATTEMPTS:
                     raise ClusterError(
                         f"the cluster at {self._address()} lost the same work {ATTEMPTS} times, at last with "
                         f"{type(error).__name__}: look for workers that run out of memory, and give "
                         "them more or use smaller row blocks (--block-bytes)"
                     ) from error
                 warnings.warn(
-                    f"the cluster lost work ({type(error).__name__}); it is submitted again", stacklevel=2
+                    f"the cluster lost work ({type(error).__name__}); it is submitted again", stacklevel=3
                 )
-        raise AssertionError("unreachable")
+                self._broadcast.close()
 
-    def _result(self, future: Future[Any], on_look: Callable[[], None] | None = None) -> Any:
+    def _result(self, future: Future[Any], report: Callable[[], None] | None = None) -> Any:
+        """Wait for a result, as long as there is a cluster that can make it."""
         finished = Event()
         future.add_done_callback(lambda _: finished.set())
-        while not finished.wait(LOOK_EVERY if on_look is None else 0.2):
-            if on_look is not None:
-                on_look()
-            if self.client.status != "running":
-                raise self._unreachable()
-            if not self._workers():
+        look = time.monotonic() + LOOK_EVERY
+        while not finished.wait(LOOK_EVERY if report is None else REPORT_EVERY):
+            if report is not None:
+                report()
+            if time.monotonic() >= look:
                 self._wait_for_workers()
-        if on_look is not None:
-            on_look()
+                look = time.monotonic() + LOOK_EVERY
+        if report is not None:
+            report()
         return future.result()
 
-    def _wait_for_workers(self) -> None:
+    def _wait_for_workers(self) -> dict[str, int]:
+        """Return the threads of all workers that take tasks, once there are some."""
         deadline = time.monotonic() + self.worker_timeout
-        while not self._workers():
+        while not (workers := self._workers()):
             if time.monotonic() > deadline:
-                raise ClusterError(
-                    f"the scheduler at {self._address()} has had no worker for {self.worker_timeout:.0f} s: "
-                    "start workers with 'dask worker ADDRESS'"
-                )
+                raise self._idle()
             time.sleep(0.2)
+        return workers
 
     def _workers(self) -> dict[str, int]:
+        """Return the threads of all workers but those that are paused or about to leave."""
+        if self.client.status != "running":
+            raise self._unreachable()
         try:
-            workers: dict[str, int] = self.client.nthreads()
-        except (OSError, *LOST) as error:
+            workers: dict[str, int] = self.client.sync(
+                self.client.scheduler.ncores_running, callback_timeout=ANSWER_SECONDS
+            )
+        except (OSError, TimeoutError) as error:
             raise self._unreachable() from error
         return workers
 
@@ -261,24 +267,91 @@ class DaskExecutor(Executor):
             f"the scheduler at {self._address()} cannot be reached any more: check it, and start again"
         )
 
+    def _idle(self) -> ClusterError:
+        waited = f"for {self.worker_timeout:.0f} s"
+        paused = len(self.client.nthreads())
+        if paused:
+            return ClusterError(
+                f"all {paused} workers of the scheduler at {self._address()} have taken no task {waited}, as "
+                "workers do whose memory is full: give them more, or use smaller row blocks (--block-bytes)"
+            )
+        return ClusterError(
+            f"the scheduler at {self._address()} has had no worker {waited}: "
+            "start workers with 'dask worker ADDRESS'"
+        )
 
-class _Counter:
-    """Counts tasks that are done, on the client's own thread."""
 
-    def __init__(self) -> None:
-        self.value = 0
-        self._lock = Lock()
+class _Progress:
+    """Counts the leaves that are done, on the client's own thread, and lets go of them."""
 
-    def __call__(self, _: Any) -> None:
-        with self._lock:
-            self.value += 1
+    def __init__(self, on_result: Callable[[int], None], root: str) -> None:
+        self.done = self.reported = 0
+        self._on_result, self._root = on_result, root
+
+    def count(self, leaf: Future[Any]) -> None:
+        self.done += 1
+        if leaf.key != self._root:
+            leaf.release()
+
+    def report(self) -> None:
+        done = self.done
+        if done > self.reported:
+            self.reported = done
+            self._on_result(done)
 
 
-def _call(function: Function[R], item: Any, *arguments: Any) -> R:
+def _add_leaves(
+    graph: dict[str, Task],
+    function: Function[Any],
+    items: Sequence[Any],
+    sent: Sequence[Future[Any]],
+    values: Sequence[Any],
+) -> list[str]:
+    """Add a task an item; what an item needs of the results that the cluster holds comes with it."""
+    name = f"{funcname(function)}-{uuid.uuid4().hex}"
+    arguments = [TaskRef(future.key) for future in sent]
+    leaves = [f"{name}-{index}" for index in range(len(items))]
+    for key, item in zip(leaves, items, strict=True):
+        lent = needs_of(values, item)
+        graph[key] = Task(key, _call, function, item, lent, *(TaskRef(each) for each in lent), *arguments)
+    return leaves
+
+
+def _add_tree(graph: dict[str, Task], combine: Combine[Any], leaves: list[str]) -> str:
+    """Add the nodes that combine the leaves, `ARITY` at a time; return the key of the root."""
+    name = f"{funcname(combine)}-{uuid.uuid4().hex}"
+    level = leaves
+    while len(level) > 1:
+        nodes = []
+        for start in range(0, len(level), ARITY):
+            children = level[start : start + ARITY]
+            if len(children) == 1:
+                nodes += children
+                continue
+            key = f"{name}-{len(graph)}"
+            graph[key] = Task(key, _combine, combine, *(TaskRef(child) for child in children))
+            nodes.append(key)
+        level = nodes
+    (root,) = level
+    return root
+
+
+def _release(futures: Mapping[str, Future[Any]]) -> None:
+    """Let go of results now: an exception's traceback could hold the futures, and the work go on."""
+    for future in futures.values():
+        future.release()
+
+
+def _call(function: Function[R], item: Any, lent: Sequence[Hashable], *values: Any) -> R:
+    results, (payload, *bundles) = values[: len(lent)], values[len(lent) :]
+    with one_blas_thread(), lend(dict(zip(lent, results, strict=True))):
+        return function(item, payload, *(value for bundle in bundles for value in bundle))
+
+
+def _combine(combine: Combine[R], *results: R) -> R:
     with one_blas_thread():
-        return function(item, *arguments)
+        return combine(list(results))
 
 
-def _combine(combine: Combine[R], results: list[R]) -> R:
-    with one_blas_thread():
-        return combine(results)
+def _nothing() -> None:
+    pass

@@ -12,9 +12,10 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -28,6 +29,9 @@ __all__ = [
     "InProcessExecutor",
     "Shared",
     "available_memory",
+    "lend",
+    "lent_results",
+    "needs_of",
     "one_blas_thread",
     "tree_combine",
 ]
@@ -91,6 +95,10 @@ class Executor(ABC):
     def forget(self, keys: Iterable[str]) -> None:
         """Drop the shared values of these keys from the workers."""
 
+    def everywhere(self, function: Callable[..., object], *arguments: Any) -> None:
+        """Call ``function(*arguments)`` in every process that works, now or soon."""
+        function(*arguments)
+
     @abstractmethod
     def memory_per_slot(self) -> int:
         """Bytes of memory that one task may count on."""
@@ -130,6 +138,39 @@ def tree_combine(results: Iterable[R], combine: Combine[R]) -> R:
         carried = level if len(level) <= 1 else [combine(level)]
     (root,) = carried
     return root
+
+
+_lent: ContextVar[Mapping[Hashable, Any]] = ContextVar("lent")
+
+
+def needs_of(values: Iterable[Any], item: Any) -> tuple[Hashable, ...]:
+    """Return the keys of the results held by a Dask cluster that a call will ask for.
+
+    What reads such results says with a method ``needs(item)`` which ones an item takes. It is looked
+    for in the payload, the shared values, tuples of them, and their attribute ``source``.
+    """
+    keys: dict[Hashable, None] = {}
+    for value in values:
+        if isinstance(value, tuple):
+            keys.update(dict.fromkeys(needs_of(value, item)))
+        elif (needs := getattr(getattr(value, "source", value), "needs", None)) is not None:
+            keys.update(dict.fromkeys(needs(item)))
+    return tuple(keys)
+
+
+@contextmanager
+def lend(results: Mapping[Hashable, Any]) -> Iterator[None]:
+    """Let the code below ask for these results, by their keys, with `lent_results`."""
+    token = _lent.set(results)
+    try:
+        yield
+    finally:
+        _lent.reset(token)
+
+
+def lent_results() -> Mapping[Hashable, Any] | None:
+    """Return the results that came with this task; None outside of an executor's task."""
+    return _lent.get(None)
 
 
 def _counted(results: Iterator[R], on_result: Callable[[int], None]) -> Iterator[R]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -155,6 +156,11 @@ class BlockSource:
     def n_features(self) -> int:
         """Number of columns of X with the intercept's."""
         return self.data.n_features + bool(self.intercept)
+
+    def needs(self, block: RowBlock) -> tuple[Hashable, ...]:
+        """Return the keys of the results of a Dask cluster that the block is read from."""
+        needs = getattr(self.data, "needs", None)
+        return () if needs is None else tuple(needs(block))
 
     def features(self, block: RowBlock) -> Features:
         """Read and preprocess all rows of X in the block, or take them from the cache."""

@@ -136,6 +136,9 @@ class _Reporting(Executor):
     def forget(self, keys: Iterable[str]) -> None:
         self._executor.forget(keys)
 
+    def everywhere(self, function: Any, *arguments: Any) -> None:
+        self._executor.everywhere(function, *arguments)
+
     def close(self) -> None:
         self._executor.close()
 

@@ -6,6 +6,7 @@ import copy
 import hashlib
 import os
 from abc import ABC, abstractmethod
+from collections.abc import Hashable
 from typing import Any
 
 import numpy as np
@@ -14,15 +15,19 @@ import zarr
 from numpy.typing import NDArray
 from zarr.storage import MemoryStore
 
-from dswml.blocks import DEFAULT_BLOCK_BYTES, RowBlock, plan_row_blocks
+from dswml.blocks import DEFAULT_BLOCK_BYTES, MIB, RowBlock, plan_row_blocks
 from dswml.csr import CsrArray, CsrGroup, csr_rows
 from dswml.errors import DataError, UsageError
 from dswml.executor import Executor
+from dswml.held import compute, embedded_bytes, held_keys, take_out
 from dswml.storage import open_node, read_array
 from dswml.stored import Dataset, StoredDataset
 from dswml.validation import BlockFacts, binary_rows, check_dataset, warn_unused_labels
 
 __all__ = ["ArrayDataset", "as_dataset"]
+
+#: A dask array whose graph carries more data than this is made of arrays of this process's memory.
+MAX_EMBEDDED_BYTES = 8 * MIB
 
 
 class Matrix(ABC):
@@ -43,6 +48,10 @@ class Matrix(ABC):
     def plan(self, bytes_per_row: float, block_bytes: int) -> tuple[RowBlock, ...]:
         """Cut the rows into blocks."""
         return plan_row_blocks(self.shape[0], self.chunk_rows, bytes_per_row, block_bytes)
+
+    def needs(self, start: int, stop: int) -> tuple[Hashable, ...]:
+        """Return the keys of the results of a Dask cluster that reading these rows takes."""
+        return ()
 
 
 class DenseRows(Matrix):
@@ -123,14 +132,15 @@ class ZarrCsrRows(Matrix):
 class DaskRows(Matrix):
     """A dask array, computed by the reading task itself."""
 
-    travels = True
-
     def __init__(self, array: Any, name: str) -> None:
         if any(np.isnan(length) for axis in array.chunks for length in axis):
             raise UsageError(
                 f"the dask array {name} has chunks of unknown size: call {name}.compute_chunk_sizes()"
             )
-        self.array = array
+        self.array, self._futures = take_out(array)
+        self._is_held = bool(held_keys(self.array))
+        self.travels = embedded_bytes(self.array) <= MAX_EMBEDDED_BYTES
+        self._needs: dict[tuple[int, int], tuple[Hashable, ...]] = {}
         self.shape = (int(array.shape[0]), int(array.shape[1]))
         self.dtype = np.dtype(array.dtype)
         self.is_sparse = bool(sp.issparse(array._meta))
@@ -138,8 +148,19 @@ class DaskRows(Matrix):
         self.bytes_per_row = self.shape[1] * self.dtype.itemsize
 
     def read(self, start: int, stop: int) -> Any:
-        rows = self.array[start:stop].compute(scheduler="synchronous")
+        rows = self.array[start:stop]
+        rows = compute(rows, self._futures) if self._is_held else rows.compute(scheduler="synchronous")
         return sp.csr_array(rows) if sp.issparse(rows) else np.asarray(rows)
+
+    def needs(self, start: int, stop: int) -> tuple[Hashable, ...]:
+        if not self._is_held:
+            return ()
+        if (start, stop) not in self._needs:
+            self._needs[start, stop] = held_keys(self.array[start:stop])
+        return self._needs[start, stop]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_futures": {}, "_needs": {}}
 
     def plan(self, bytes_per_row: float, block_bytes: int) -> tuple[RowBlock, ...]:
         """Follow the row chunks; small dense ones are taken together."""
@@ -205,6 +226,11 @@ class ArrayDataset(Dataset):
     @property
     def travels(self) -> bool:
         return self._x.travels and self._y.travels
+
+    def needs(self, item: Any) -> tuple[Hashable, ...]:
+        """Return the keys of the results of a Dask cluster that a row block, or an item with one, takes."""
+        block: RowBlock = getattr(item, "block", item)
+        return (*self._x.needs(block.start, block.stop), *self._y.needs(block.start, block.stop))
 
     def check(self, executor: Executor | None = None) -> ArrayDataset:
         if self._facts is None:
