@@ -195,7 +195,7 @@ def algorithm_1(
             f0, fm, f1 = along(0), along(0.5), along(1)
             a = float(np.clip((3 * f0 - 4 * fm + f1) / (4 * (f0 - 2 * fm + f1)), 0, 1))
         else:
-            grid = np.linspace(0, 1, 4097)
+            grid = np.linspace(0, 1, 1025)
             a = float(grid[np.argmin([along(float(value)) for value in grid])])
         w = w + a * towards
     return trace
