@@ -40,7 +40,10 @@ class RowSource(Protocol):
     def batches(
         self, start: int, stop: int | None = None, *, on_read: OnRead | None = None
     ) -> Iterator[tuple[int, RowBatch]]:
-        """Yield the rows in [start, stop) and the position where each batch begins."""
+        """Yield the rows in [start, stop) and the position where each batch begins.
+
+        A batch is good until the next is asked for.
+        """
 
 
 class BadLineMet(DataError):
@@ -119,8 +122,10 @@ def _survey_batch(position: int, batch: RowBatch, label_counts: NDArray[np.int64
         featured = batch.x_values.any(axis=1)
         nnz_x, first, last = batch.n_rows, 0, batch.x_values.shape[1] - 1
     else:
-        nonzero = np.concatenate([[0], np.cumsum(batch.x_values != 0)])
-        featured = np.diff(nonzero[batch.x_indptr]) > 0
+        starts = batch.x_indptr
+        if not batch.x_values.all():
+            starts = np.concatenate([[0], np.cumsum(batch.x_values != 0)])[starts]
+        featured = np.diff(starts) > 0
         nnz_x = len(batch.x_indices)
         first = int(batch.x_indices.min(initial=MAX_FEATURES))
         last = int(batch.x_indices.max(initial=-1))

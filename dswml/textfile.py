@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, BinaryIO, cast
 
 from dswml.errors import DataError, StoreNotFoundError, UsageError
-from dswml.rows import OnRead, RowBatch
+from dswml.rows import Lines, OnRead, RowBatch, Scratch
 from dswml.storage import absolute_url, filesystem
 
 __all__ = ["MAX_LINE_BYTES", "SLICE_BYTES", "TextFile", "TextRows", "identity"]
@@ -205,7 +205,7 @@ def _stream_slices(read: Callable[[int], bytes], url: str, skip: int) -> Iterato
         yield position, pending
 
 
-def _range_slices(file: TextFile, start: int, stop: int, first: int) -> Iterator[tuple[int, bytes]]:
+def _range_slices(file: TextFile, start: int, stop: int, first: int) -> Iterator[tuple[int, memoryview]]:
     """Yield the lines that begin in [start, stop), and where; the first line of all begins at `first`."""
     stop = min(stop, file.size)
     if start > first:
@@ -227,7 +227,7 @@ def _range_slices(file: TextFile, start: int, stop: int, first: int) -> Iterator
             if len(block) < min(wanted, file.size - start):
                 raise DataError(f"{file.url} became shorter while it was read")
             wanted *= 2
-        yield start, block[:cut]
+        yield start, memoryview(block)[:cut]
         start += cut
 
 
@@ -254,13 +254,13 @@ class TextRows:
     file : TextFile
         The file.
     parse : callable
-        Makes rows of whole lines.
+        Makes rows of whole lines, in the memory it is given.
     first_byte, first_line : int
         Where the rows begin: after how many bytes, and (from 1) on which line.
     """
 
     file: TextFile
-    parse: Callable[[bytes], RowBatch]
+    parse: Callable[[Lines, Scratch | None], RowBatch]
     first_byte: int = 0
     first_line: int = 1
 
@@ -290,18 +290,20 @@ class TextRows:
     ) -> Iterator[tuple[int, RowBatch]]:
         """Yield the rows whose lines begin in [start, stop), and where each batch begins.
 
-        A compressed file is always read from its first row to its last.
+        A batch is good until the next is asked for. A compressed file is always read from its first row to
+        its last.
         """
         if not self.sequential:
             end = self.file.size if stop is None else stop
+            scratch = Scratch()
             for position, lines in _range_slices(self.file, start, end, self.first_byte):
-                yield position, self.parse(lines)
+                yield position, self.parse(lines, scratch)
             return
         threads = len(os.sched_getaffinity(0))
         with self.file.stream(on_read) as read, ThreadPoolExecutor(threads, "dswml-parse") as pool:
             under_way: deque[tuple[int, Future[RowBatch]]] = deque()
-            for position, lines in _stream_slices(read, self.url, self.first_byte):
-                under_way.append((position, pool.submit(self.parse, lines)))
+            for position, text in _stream_slices(read, self.url, self.first_byte):
+                under_way.append((position, pool.submit(self.parse, text, None)))
                 if len(under_way) > 2 * threads:
                     began, future = under_way.popleft()
                     yield began, future.result()
