@@ -9,8 +9,9 @@ model without either is written as version 1, which every program reads.
 from __future__ import annotations
 
 import hashlib
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, fields
 from typing import TYPE_CHECKING, Any
 
@@ -47,6 +48,7 @@ VERSIONS = (1, 2)
 CHUNK_BYTES = 2**25
 #: Arrays that a model need not have.
 _OPTIONAL = ("label_counts", "label_thresholds")
+_NAMES = ("label_names", "feature_names")
 _TYPES = {"label_counts": np.dtype(np.int64)}
 _DIMENSIONS = {"U": 2, "M": 2, "history": 2, "label_counts": 1, "label_thresholds": 1}
 
@@ -74,13 +76,16 @@ def write_model(
             arrays[name] = values
     for name, values in arrays.items():
         _write(group, name, values)
-    for name, names in (("label_names", model.label_names), ("feature_names", model.feature_names)):
+    digests = {name: array_digest(values) for name, values in arrays.items()}
+    for name in _NAMES:
+        names = getattr(model, name)
         if names is not None:
             write_names(group, name, names)
+            digests[name] = _names_digest(names)
     group.attrs.put(
         {
             **attributes,
-            "sha256": {name: array_digest(values) for name, values in arrays.items()},
+            "sha256": digests,
             "history_columns": columns,
             "p0": model.p0,
             "loss": model.loss,
@@ -115,9 +120,12 @@ def read_model(url: Url, storage_options: Mapping[str, Any] | None = None) -> di
             raise DataError(f"the model {place} has {n_labels} labels and {len(values)} {name}")
     if np.isnan(optional.get("label_thresholds", np.zeros(0))).any():
         raise DataError(f"the model {place} has a label threshold that is NaN: set the thresholds again")
-    label_names = read_names(group, "label_names")
-    if label_names is not None and len(label_names) != n_labels:
-        raise DataError(f"the model {place} has {n_labels} labels and {len(label_names)} label names")
+    numbers = _checked_numbers(attrs, place)
+    n_features = u.shape[0] - bool(numbers["intercept"])
+    names = {
+        "label_names": _read_names(group, "label_names", n_labels, digests, place),
+        "feature_names": _read_names(group, "feature_names", n_features, digests, place),
+    }
     if attrs.get("loss") not in ("square", "exponential") or attrs.get("normalize") not in (None, "l2"):
         raise DataError(
             f"the model {place} has loss {attrs.get('loss')!r} and normalize {attrs.get('normalize')!r}, "
@@ -130,12 +138,11 @@ def read_model(url: Url, storage_options: Mapping[str, Any] | None = None) -> di
     return {
         "u": u,
         "m": m,
-        **_checked_numbers(attrs, place),
+        **numbers,
+        **names,
         "top_k": top_k,
         "loss": attrs["loss"],
         "normalize": attrs["normalize"],
-        "label_names": label_names,
-        "feature_names": read_names(group, "feature_names"),
         **optional,
         "info": info if isinstance(info, dict) else {},
         "history": _records(attrs.get("history_columns"), history, place),
@@ -146,6 +153,10 @@ def array_digest(values: Array) -> str:
     """Return the sha256 of the values, the same on every machine."""
     kind = "<i8" if values.dtype.kind in "iu" else "<f8"
     return hashlib.sha256(np.ascontiguousarray(values, dtype=kind).data).hexdigest()
+
+
+def _names_digest(names: Sequence[str]) -> str:
+    return hashlib.sha256(json.dumps(list(names)).encode()).hexdigest()
 
 
 def _check_kind(attrs: Mapping[str, Any], place: str) -> None:
@@ -178,7 +189,24 @@ def _checked_numbers(attrs: Mapping[str, Any], place: str) -> dict[str, float]:
         if isinstance(value, bool) or not isinstance(value, int | float) or not np.isfinite(value):
             raise DataError(f"attribute {name} of the model {place} is {value!r} where a number must be")
         numbers[name] = float(value)
+    if not 0 < numbers["p0"] < 1:
+        raise DataError(f"attribute p0 of the model {place} is {numbers['p0']:g}, not between 0 and 1")
     return numbers
+
+
+def _read_names(
+    group: zarr.Group, name: str, count: int, digests: Mapping[str, Any], place: str
+) -> tuple[str, ...] | None:
+    names = read_names(group, name)
+    if names is not None and len(names) != count:
+        raise DataError(
+            f"the model {place} has {count} {name.split('_')[0]}s and {len(names)} names for them"
+        )
+    if name in digests and (names is None or _names_digest(names) != digests[name]):
+        raise DataError(
+            f"array {name} of the model {place} does not match its checksum: it was changed; train again"
+        )
+    return names
 
 
 def _write(group: zarr.Group, name: str, values: Array) -> None:
