@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from dswml.dataset import Dataset
     from dswml.executor import Executor
 
-__all__ = ["import_", "long_work", "synth", "validate"]
+__all__ = ["import_", "synth", "validate"]
 
 
 @contextmanager
-def long_work(cluster: ClusterOptions, silent: bool) -> Iterator[tuple[Executor, OnProgress | None]]:
+def _long_work(cluster: ClusterOptions, silent: bool) -> Iterator[tuple[Executor, OnProgress | None]]:
     """Yield who does the work and whom to tell about it."""
 
     def announce(line: str) -> None:
@@ -99,7 +99,7 @@ def import_(
     svmlight or Mulan's ARFF, plain or packed with gzip, bzip2 or zstd; a pair of .npz or .npy files; or an
     AnnData Zarr store. It is read twice: once to check and count, once to write.
     """
-    with long_work(cluster, quiet or as_json) as (executor, on_progress):
+    with _long_work(cluster, quiet or as_json) as (executor, on_progress):
         from dswml.importers import import_dataset
 
         report = import_dataset(
@@ -186,7 +186,7 @@ def synth(
     workers or the cluster. A run that was interrupted goes on where it stopped when the same command
     is given again.
     """
-    with long_work(cluster, quiet or as_json) as (executor, on_progress):
+    with _long_work(cluster, quiet or as_json) as (executor, on_progress):
         from dswml.synth import synthesize
 
         data = synthesize(
@@ -223,7 +223,7 @@ def validate(
     from dswml.dataset import open_dataset
 
     data = open_dataset(store, storage_options=storage_options)
-    with long_work(cluster, quiet or as_json) as (executor, on_progress):
+    with _long_work(cluster, quiet or as_json) as (executor, on_progress):
         from dswml.validation import validate as check
 
         report = check(data, reporting(executor, "checking", on_progress))

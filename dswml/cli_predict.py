@@ -4,26 +4,42 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dswml.cli import verb_options
-from dswml.cli_data import long_work
-from dswml.cluster import ClusterOptions, cluster_options
+from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import StoppedEarlyError, UsageError
-from dswml.progress import format_seconds
+from dswml.progress import OnProgress, format_seconds, show_progress
 
 if TYPE_CHECKING:
     from dswml.evaluation import Evaluation
+    from dswml.executor import Executor
     from dswml.prediction import Prediction
 
 __all__ = ["evaluate", "predict"]
 
 #: Title and lines of a table: a name and its cells.
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+
+
+@contextmanager
+def _working(cluster: ClusterOptions, silent: bool) -> Iterator[tuple[Executor, OnProgress | None]]:
+    """Yield who does the work and whom to tell about it."""
+
+    def announce(line: str) -> None:
+        if not silent:
+            click.echo(line, err=True)
+
+    with (
+        executor_from_options(cluster, announce=announce) as executor,
+        show_progress(quiet=silent) as on_progress,
+    ):
+        yield executor, on_progress
 
 
 def _parse_bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
@@ -99,7 +115,7 @@ def predict(
     if top_k is not None and threshold is not None:
         raise UsageError("--top-k and --threshold exclude each other: give one of them")
     try:
-        with long_work(cluster, quiet or as_json) as (executor, on_progress):
+        with _working(cluster, quiet or as_json) as (executor, on_progress):
             from dswml.prediction import predict_dataset
 
             done = predict_dataset(
@@ -182,7 +198,7 @@ def evaluate(
     """
     if top_k is not None and threshold is not None:
         raise UsageError("--top-k and --threshold exclude each other: give one of them")
-    with long_work(cluster, quiet or as_json) as (executor, on_progress):
+    with _working(cluster, quiet or as_json) as (executor, on_progress):
         from dswml.evaluation import evaluate as measure
 
         found = measure(

@@ -2,8 +2,8 @@
 
 Each row block gives partial sums (`dswml.metrics`) out of the tiles of its scores, and the sums add
 over blocks. Precision, recall, F1, losses and rankings are exact. What depends on all thresholds at
-once, the AUC and the best threshold, comes from a histogram of the scores between edges that are
-chosen beforehand, at the quantiles of a few rows: counts at the edges are exact, and the AUC comes with
+once, the AUC and the best threshold, comes from a histogram of the scores between equidistant edges,
+chosen beforehand from the scores of a few rows: counts at the edges are exact, and the AUC comes with
 a bound on its error. With ``exact`` a first read takes the scores of all active entries as edges, and
 both are exact too.
 """
@@ -29,7 +29,6 @@ from .executor import Executor
 from .histograms import (
     active_entry_scores,
     exact_edges,
-    quantile_edges,
     score_histogram_block,
     uniform_edges,
 )
@@ -49,12 +48,15 @@ __all__ = ["Evaluation", "evaluate"]
 
 Array = npt.NDArray[Any]
 
-#: Bins of the histogram of scores, and so about the inverse of the bound on the AUC's error.
-BINS = 4096
-#: Rows, blocks and labels that the edges of the bins are chosen from.
+#: Numbers of bins of the histogram of scores: the first with which the AUC's error is as small as this.
+BINS = (2**12, 2**14, 2**16)
+AUC_ERROR = 1e-4
+#: Share of the range of the sampled scores that the bins go beyond it on either side.
+RANGE_MARGIN = 0.05
+#: Rows, blocks and labels of the sample.
 SAMPLE_ROWS, SAMPLE_BLOCKS, SAMPLE_LABELS = 1024, 16, 1024
-#: Most active entries whose scores can all be edges: 64 MiB of edges, twice that of counts.
-MAX_EXACT = 2**22
+#: Most active entries whose scores can all be edges: there are two for each, and every block counts by them.
+MAX_EXACT = 2**18
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,7 @@ class Evaluation:
     best_threshold, best_f1 : float
         The threshold among the edges with the best micro F1, and that F1, exactly.
     edges : dict
-        How the edges were chosen: "kind" ("quantiles of a sample", "uniform" or "exact"), their "number",
-        "lowest" and "highest".
+        The edges of the histogram of scores: "kind" ("uniform" or "exact"), "number", "lowest", "highest".
     curve : ThresholdCurve
         True and false positives at every edge: the threshold curve and the ROC.
     labels : dict of str to ndarray (L,)
@@ -283,7 +284,7 @@ def _evaluate_piece(labels: Any, z: Array, job: _Job) -> Partial:
 def _edges(
     job: _Job, executor: Executor, on_progress: OnProgress | None, *, exact: bool
 ) -> tuple[Array, str]:
-    """Choose the edges of the histogram of scores, the same for all blocks; the rule's own is one."""
+    """Choose the edges of the histogram of scores, the same for all blocks."""
     if exact:
         if job.data.nnz_y > MAX_EXACT:
             raise UsageError(
@@ -297,14 +298,25 @@ def _edges(
     else:
         sample = executor.map(_sample_scores, _sample_blocks(job.data.blocks), job)
         seen, unseen = (np.concatenate([part[i] for part in sample]) for i in (0, 1))
-        if seen.size and unseen.size:
-            edges, kind = quantile_edges(seen, unseen, BINS), "quantiles of a sample"
-        else:
-            edges, kind = uniform_edges(BINS), "uniform"
-    threshold = job.rule.threshold
-    if isinstance(threshold, float) and math.isfinite(threshold):
-        edges = np.union1d(edges, [threshold])
+        edges, kind = _uniform_edges(seen, unseen), "uniform"
     return edges, kind
+
+
+def _uniform_edges(active: Array, inactive: Array) -> Array:
+    """Return edges at equal distances over the range of some scores, enough for a small error of the AUC."""
+    both = np.concatenate([active, inactive])
+    low, high = float(both.min()), float(both.max())
+    margin = RANGE_MARGIN * (high - low) or 0.5
+    for bins in BINS:
+        edges = uniform_edges(bins, low - margin, high + margin)
+        shares = [
+            np.bincount(np.searchsorted(edges, scores, side="right"), minlength=bins + 2)
+            / max(scores.size, 1)
+            for scores in (active, inactive)
+        ]
+        if shares[0] @ shares[1] / 2 <= AUC_ERROR:
+            break
+    return edges
 
 
 def _active_scores(block: RowBlock, job: _Job) -> Array:
