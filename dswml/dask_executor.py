@@ -151,7 +151,7 @@ class DaskExecutor(Executor):
 
     def everywhere(self, function: Callable[..., object], *arguments: Any) -> None:
         with suppress(OSError):  # a cluster that is gone has nothing left to be told
-            self.client.run(function, *arguments, wait=False)
+            self.client.run(function, *arguments, on_error="ignore")
 
     def memory_per_slot(self) -> int:
         workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
