@@ -103,6 +103,16 @@ def _storage_options(
     return options
 
 
+def number_of_bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
+    """Callback of an option such as "64 MiB"."""
+    from dask.utils import parse_bytes
+
+    try:
+        return int(parse_bytes(text))
+    except ValueError as error:
+        raise UsageError(f"{text!r} is not a number of bytes: write it like '64 MiB'") from error
+
+
 def verb_options(verb: F) -> F:
     """Give a click command ``storage_options``, ``as_json``, ``quiet`` and --debug: what every verb has."""
     options = [

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dswml.cli import verb_options
+from dswml.cli import number_of_bytes, verb_options
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import StoppedEarlyError, UsageError
 from dswml.progress import OnProgress, format_seconds, show_progress
@@ -42,15 +42,6 @@ def _working(cluster: ClusterOptions, silent: bool) -> Iterator[tuple[Executor, 
         yield executor, on_progress
 
 
-def _parse_bytes(ctx: click.Context, parameter: click.Parameter, text: str) -> int:
-    from dask.utils import parse_bytes
-
-    try:
-        return int(parse_bytes(text))
-    except ValueError as error:
-        raise UsageError(f"{text!r} is not a number of bytes: write it like '64 MiB'") from error
-
-
 _top_k = click.option(
     "--top-k", type=click.IntRange(min=1), metavar="K", help="Predict the K best labels of every row."
 )
@@ -62,7 +53,7 @@ _block_bytes = click.option(
     metavar="BYTES",
     default="64 MiB",
     show_default=True,
-    callback=_parse_bytes,
+    callback=number_of_bytes,
     help="Size of a row block.",
 )
 

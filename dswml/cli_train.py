@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dswml.cli import verb_options
+from dswml.cli import number_of_bytes, verb_options
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
-from dswml.errors import DswmlError, StoreExistsError
+from dswml.errors import DswmlError
 from dswml.progress import format_seconds
 
 if TYPE_CHECKING:
@@ -71,7 +71,12 @@ class _Weights(click.ParamType[Any]):
 @click.option("--dtype", type=click.Choice(["auto", "float32", "float64"]), default="auto", show_default=True)
 @click.option("--cache", type=click.Choice(["auto", "memory", "none"]), default="auto", show_default=True)
 @click.option(
-    "--block-bytes", metavar="BYTES", default="64 MiB", show_default=True, help="Size of a row block."
+    "--block-bytes",
+    metavar="BYTES",
+    default="64 MiB",
+    show_default=True,
+    callback=number_of_bytes,
+    help="Size of a row block.",
 )
 @click.option(
     "--factor-memory",
@@ -89,7 +94,7 @@ def train(
     seed: int,
     block_size: int | None,
     fit_intercept: float | None,
-    block_bytes: str,
+    block_bytes: int,
     factor_memory: str,
     overwrite: bool,
     cluster: ClusterOptions,
@@ -103,11 +108,9 @@ def train(
     STORE and OUT are paths or URLs. Stopped by Ctrl-C or a limit, the iteration under way is finished
     and the model so far is written.
     """
-    from dask.utils import parse_bytes
-
     from dswml.dataset import open_dataset
     from dswml.estimator import SparseWeightedClassifier
-    from dswml.storage import store_exists
+    from dswml.model_file import check_place
     from dswml.training import train as fit
 
     estimator = SparseWeightedClassifier(
@@ -118,15 +121,14 @@ def train(
         memory_limit=factor_memory,
     )
     checked = estimator.checked_parameters()
-    if store_exists(output, storage_options) and not overwrite:
-        raise StoreExistsError(f"{output} exists: choose another place for the model, or add --overwrite")
+    check_place(output, overwrite=overwrite, storage_options=storage_options)
     silent = quiet or as_json
 
     def announce(line: str) -> None:
         if not silent:
             click.echo(line, err=True)
 
-    data = open_dataset(store, block_bytes=parse_bytes(block_bytes), storage_options=storage_options)
+    data = open_dataset(store, block_bytes=block_bytes, storage_options=storage_options)
     progress = _Progress(checked.options.tol, silent)
     with executor_from_options(cluster, announce=announce) as executor, _interruptible() as interrupted:
         model, solution = fit(

@@ -9,7 +9,7 @@ import click
 
 from dswml.cli import verb_options
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
-from dswml.errors import StoreExistsError, UsageError
+from dswml.errors import UsageError
 
 if TYPE_CHECKING:
     from dswml.tuning import GridPoint, Tuned
@@ -91,14 +91,14 @@ def tune(
     from dswml import tuning
     from dswml.dataset import open_dataset
     from dswml.estimator import SparseWeightedClassifier
-    from dswml.storage import store_exists
+    from dswml.model_file import check_place
     from dswml.training import train
 
     chosen_radii, chosen_weights = _numbers(radii, "--radii"), _weights(weights)
     if output is not None and folds == 0:
         raise UsageError("--model needs a choice, and --folds 0 makes none: use two folds or more")
-    if output is not None and store_exists(output, storage_options) and not overwrite:
-        raise StoreExistsError(f"{output} exists: choose another place for the model, or add --overwrite")
+    if output is not None:
+        check_place(output, overwrite=overwrite, storage_options=storage_options)
     silent = quiet or as_json
 
     def say(line: str) -> None:

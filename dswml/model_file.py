@@ -36,7 +36,7 @@ from .storage import (
 if TYPE_CHECKING:
     from .model import Model
 
-__all__ = ["MODEL_FORMAT", "read_model", "write_model"]
+__all__ = ["MODEL_FORMAT", "check_place", "read_model", "write_model"]
 
 Array = npt.NDArray[Any]
 Url = str | os.PathLike[str]
@@ -57,12 +57,8 @@ def write_model(
     model: Model, url: Url, *, overwrite: bool = False, storage_options: Mapping[str, Any] | None = None
 ) -> None:
     """Write a model to a local path or fsspec URL, marked complete last."""
-    if store_exists(url, storage_options):
-        if not overwrite:
-            raise StoreExistsError(
-                f"{os.fspath(url)} exists: choose another place, or overwrite=True (--overwrite)"
-            )
-        remove_store(url, storage_options)
+    check_place(url, overwrite=overwrite, storage_options=storage_options)
+    remove_store(url, storage_options)
     plain = model.top_k is None and model.label_thresholds is None
     attributes: dict[str, Any] = {"format": MODEL_FORMAT, "format_version": 1 if plain else 2}
     group = open_group(url, "w", storage_options)
@@ -97,6 +93,19 @@ def write_model(
             "complete": True,
         }
     )
+
+
+def check_place(url: Url, *, overwrite: bool, storage_options: Mapping[str, Any] | None = None) -> None:
+    """Refuse a place where something is that a model must not replace."""
+    if not store_exists(url, storage_options):
+        return
+    place = os.fspath(url)
+    if not overwrite:
+        raise StoreExistsError(f"{place} exists: choose another place, or overwrite=True (--overwrite)")
+    attrs = dict(open_group(url, "r", storage_options).attrs)
+    interrupted = attrs.get("complete") is False and "format" not in attrs  # by the removal of a store
+    if attrs.get("format") != MODEL_FORMAT and not interrupted:
+        raise StoreExistsError(f"{place} is not a model: it is not overwritten; choose another place")
 
 
 def read_model(url: Url, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
