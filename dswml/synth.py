@@ -149,9 +149,7 @@ def _law(
     if kind != "paper":
         raise UsageError(f"kind is {kind!r}: it must be 'paper' or 'extreme'")
     if normalize is not None:
-        raise UsageError(
-            f"normalize is {normalize!r}, but the paper does not scale X: use kind 'extreme'"
-        )
+        raise UsageError(f"normalize is {normalize!r}, but the paper does not scale X: use kind 'extreme'")
     return PaperRows(features, labels, sparsity, seed, dtype)
 
 
