@@ -380,7 +380,7 @@ class _Run:
 
     def solution(self, record: Record, status: str) -> Solution:
         right, values, left = np.linalg.svd(self.mt, full_matrices=False)
-        rank = _rank(self.mt)
+        rank = int(np.count_nonzero(values > 1e-13 * values.max(initial=0.0)))  # nothing certified is dropped
         u = self.problem.basis[:, : self.mt.shape[1]] @ left[:rank].T
         m = values[:rank, None] * right[:, :rank].T
         return Solution(
