@@ -318,6 +318,19 @@ def test_label_names_are_the_classes_and_stay_with_the_model(store: Path) -> Non
     assert clf.model_.label_names == tuple(NAMES)
 
 
+def test_rows_that_were_scaled_when_stored_are_scaled_when_predicted(tmp_path: Path) -> None:
+    data = create_dataset(tmp_path / "unit.zarr", X, Y, normalize="l2")
+    stored = Classifier(radius=4, weights=0.15, tol=1e-6).fit(data)
+    asked = Classifier(radius=4, weights=0.15, tol=1e-6, normalize="l2").fit(X, Y)
+    again = Classifier(radius=4, weights=0.15, tol=1e-6, normalize="l2").fit(data)
+    assert stored.model_.normalize == again.model_.normalize == "l2"
+    for clf in (stored, again):
+        np.testing.assert_allclose(clf.objective_, asked.objective_, rtol=1e-9)
+        np.testing.assert_allclose(clf.decision_function(3 * X), asked.decision_function(X), atol=1e-6)
+        (scores,) = clf.decision_function(data)
+        np.testing.assert_allclose(scores, asked.decision_function(X), atol=1e-6)
+
+
 METHODS = {
     "predict": np.int64,
     "decision_function": np.float64,
