@@ -33,7 +33,8 @@ def check_attributes(attrs: Mapping[str, Any], url: str) -> None:
     if attrs.get("complete") is False and attrs.get("format", FORMAT) == FORMAT:
         raise IncompleteStoreError(
             f"the store {url} is incomplete: its writing was interrupted; "
-            "run the same command again to resume it, or with --overwrite (overwrite=True) to start over"
+            "run the same command again to resume it (an import with --resume, resume=True), "
+            "or with --overwrite (overwrite=True) to start over"
         )
     if attrs.get("format") != FORMAT:
         raise DataError(f"{url} is not a dswml data set (its format attribute is {attrs.get('format')!r})")
