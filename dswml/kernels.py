@@ -111,13 +111,15 @@ def add_label_grams(
 ) -> None:
     """``out[place[l]] += z_i[:rank] z_i[rank-width:rank]^T`` over active entries with ``place[l] >= 0``."""
     for i in range(indptr.size - 1):
+        new = z[i, rank - width : rank]
         for k in range(indptr[i], indptr[i + 1]):
             heavy = place[indices[k]]
             if heavy >= 0:
                 for a in range(rank):
-                    left = z[i, a]
+                    left = np.float64(z[i, a])
+                    line = out[heavy, a]
                     for b in range(width):
-                        out[heavy, a, b] += left * z[i, rank - width + b]
+                        line[b] += left * new[b]
 
 
 @_compiled
