@@ -90,7 +90,8 @@ class Features:
         left = left.astype(self.dtype, copy=False)
         for first in range(0, len(left), PIECE_ROWS):
             piece = left[first : first + PIECE_ROWS]
-            out += self.dense[start + first : start + first + len(piece)].T @ piece
+            # In this order BLAS takes two thirds of the time.
+            out += (piece.T @ self.dense[start + first : start + first + len(piece)]).T
         return out
 
     def transpose_times_labels(self, labels: Any, values: Array) -> Array:
