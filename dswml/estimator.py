@@ -69,7 +69,8 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         Seeds the random vectors of the matrix-free oracle.
     dtype : {"auto", "float32", "float64"}, default="auto"
         Type of the products with X; sums are kept in float64. "auto" is float64 for sparse X and X's own
-        type for dense.
+        type for dense. With float32 the certified gap is exact up to the rounding of these products,
+        some 1e-6 of the objective, and more for features far from the origin.
     cache : {"auto", "memory", "none"}, default="auto"
         What workers keep of the row blocks: what finds room, all of X, or nothing.
     memory_limit : int or str, default="2 GiB"
