@@ -200,6 +200,19 @@ def test_the_certified_gap_of_a_fit_is_the_true_one(seed: int, assemble: bool, t
     np.testing.assert_allclose(found.objective, value, rtol=1e-10)
 
 
+@pytest.mark.parametrize("assemble", [True, False])
+def test_single_precision_certifies_up_to_its_rounding(assemble: bool) -> None:
+    x, y = planted(300, 40, 50, density=0.04)
+    single = x.astype(np.float32)
+    settings = {"radius": 8.0, "p0": 0.1, "dtype": "float32"}
+    found = run(single, y, problem=settings, tol=1e-4, assemble=assemble)
+    w = found.u @ found.m
+    double = single.astype(np.float64)
+    value, true_gap = objective(double, y, w, 0.1), exact_gap(double, y, w, 0.1, 8.0)
+    assert true_gap - 1e-6 * value <= found.gap <= 2 * true_gap + 1e-6 * value
+    np.testing.assert_allclose(found.objective, value, rtol=1e-7)
+
+
 def check_real(data: Dataset, tol: float, weights: str = "sparsity") -> None:
     with InProcessExecutor() as executor:
         parameters = Parameters(radius=100.0, weights=weights, options=Options(tol=tol, assemble=False))
