@@ -101,8 +101,17 @@ class Features:
             kernels.csr_transpose_times_labels(
                 self.indptr, self.indices, self.data, labels.indptr, labels.indices, values, out
             )
-        else:
+        elif self.dtype == np.float64:
             kernels.dense_transpose_times_labels(self.dense, labels.indptr, labels.indices, values, out)
+        else:
+            values = values.astype(self.dtype)
+            for first in range(0, self.n_rows, PIECE_ROWS):
+                piece = np.zeros(out.shape, dtype=self.dtype)
+                indptr = labels.indptr[first : first + PIECE_ROWS + 1]
+                kernels.dense_transpose_times_labels(
+                    self.dense[first:], indptr, labels.indices, values, piece
+                )
+                out += piece
         return out
 
 
