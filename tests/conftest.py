@@ -11,6 +11,7 @@ import pytest
 from distributed import Client, LocalCluster
 
 from dswml.dataset import Dataset, open_dataset
+from dswml.executor import one_blas_thread
 from dswml.importers import import_dataset
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
@@ -22,6 +23,13 @@ def pytest_configure(config: pytest.Config) -> None:
         "filterwarnings",
         "ignore:Exception ignored in. <socket.socket:pytest.PytestUnraisableExceptionWarning",
     )
+
+
+@pytest.fixture(scope="module")
+def calm_blas() -> Iterator[None]:
+    """BLAS on one thread, also where a test computes what is expected: on a busy machine its threads spin."""
+    with one_blas_thread():
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,8 @@ from dswml.executor import InProcessExecutor
 from dswml.frank_wolfe import Options
 from dswml.training import Parameters, train
 
+pytestmark = pytest.mark.usefixtures("calm_blas")
+
 Array = NDArray[Any]
 
 
@@ -155,7 +157,7 @@ def test_a_naive_warm_start_is_fooled_and_the_bound_is_not() -> None:
 
 def test_the_bound_holds_for_many_seeds() -> None:
     matrix, right = with_spectrum(1 / np.sqrt(1 + np.arange(80)), 100, 200)
-    for seed in range(40):
+    for seed in range(15):
         bound = bounded(matrix, right[:, 3:8], seed)  # the three largest are to be found by chance
         assert bound.sigma >= 1 - 1e-12
 
@@ -227,9 +229,8 @@ def check_real(data: Dataset, tol: float, weights: str = "sparsity") -> None:
     assert found.gap <= tol * value * (1 + 1e-9)
 
 
-@pytest.mark.parametrize("name", ["stackex_cs", "stackex_philosophy"])
-def test_the_matrix_free_certificate_on_real_sets(name: str, real_set: Callable[[str], Dataset]) -> None:
-    check_real(real_set(name), 1e-3)
+def test_the_matrix_free_certificate_on_a_real_set(real_set: Callable[[str], Dataset]) -> None:
+    check_real(real_set("stackex_philosophy"), 1e-3)
 
 
 @pytest.mark.slow

@@ -20,6 +20,8 @@ from dswml.corrective import Quadratic, plan_directions, project_nuclear, solve,
 from dswml.errors import UsageError
 from dswml.problem import Problem
 
+pytestmark = pytest.mark.usefixtures("calm_blas")
+
 Array = NDArray[Any]
 
 N, D, L = 60, 10, 8

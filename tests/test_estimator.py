@@ -31,6 +31,8 @@ from dswml.frank_wolfe import Record
 from dswml.importers import import_dataset
 from dswml.model import Model
 
+pytestmark = pytest.mark.usefixtures("calm_blas")
+
 Array = NDArray[Any]
 Classifier = SparseWeightedClassifier
 

@@ -36,6 +36,8 @@ from dswml.executor import InProcessExecutor
 from dswml.frank_wolfe import Options, Record, Solution, frank_wolfe
 from dswml.training import Parameters, train
 
+pytestmark = pytest.mark.usefixtures("calm_blas")
+
 Array = NDArray[Any]
 
 P0, RADIUS = 0.15, 6.0
@@ -207,13 +209,14 @@ def test_the_same_seed_gives_the_same_bits_on_any_number_of_threads(step: str) -
     assert (one.u.tobytes(), one.m.tobytes()) == (two.u.tobytes(), two.m.tobytes())
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_seeds_of_the_matrix_free_oracle_do_not_matter(seed: int) -> None:
+def test_seeds_of_the_matrix_free_oracle_do_not_matter() -> None:
     x, y = planted(150, 40, 50, density=0.04)
-    found = run(x, y, problem={"p0": 0.1, "radius": 8.0}, tol=1e-4, assemble=False, seed=seed)
-    exact = run(x, y, problem={"p0": 0.1, "radius": 8.0}, tol=1e-6)
-    np.testing.assert_allclose(found.objective, exact.objective, rtol=1e-4)
-    assert found.passes <= exact.passes + 40
+    exact = run(x, y, problem={"p0": 0.1, "radius": 3.0}, tol=1e-5)
+    for seed in range(5):
+        found = run(x, y, problem={"p0": 0.1, "radius": 3.0}, tol=1e-3, assemble=False, seed=seed)
+        assert found.status == "OPTIMAL"
+        np.testing.assert_allclose(found.objective, exact.objective, rtol=1e-3)
+        assert found.passes <= exact.passes + 30
 
 
 # The cap on directions.

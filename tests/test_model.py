@@ -21,6 +21,8 @@ from dswml import Model, SparseWeightedClassifier, create_dataset, load_model
 from dswml.errors import DataError, IncompleteStoreError, StoreExistsError, StoreNotFoundError, UsageError
 from dswml.frank_wolfe import Record
 
+pytestmark = pytest.mark.usefixtures("calm_blas")
+
 Array = NDArray[Any]
 Tamper = Callable[[Path], None]
 

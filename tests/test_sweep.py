@@ -20,6 +20,8 @@ from dswml.features import prepare
 from dswml.problem import Problem
 from dswml.sweep import Partial
 
+pytestmark = pytest.mark.usefixtures("calm_blas")
+
 Array = NDArray[Any]
 
 N, D, L = 41, 9, 7
