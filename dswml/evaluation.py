@@ -50,7 +50,7 @@ Array = npt.NDArray[Any]
 
 #: Numbers of bins of the histogram of scores: the first with which the AUC's error is as small as this.
 BINS = (2**12, 2**14, 2**16)
-AUC_ERROR = 1e-4
+AUC_ERROR = 2e-4
 #: Share of the range of the sampled scores that the bins go beyond it on either side.
 RANGE_MARGIN = 0.05
 #: Rows, blocks and labels of the sample.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy.typing as npt
@@ -79,6 +80,13 @@ class Staging:
         """The store, open for changes."""
         return open_group(self.url, "r+", self.storage_options)
 
+    @cached_property
+    def _sidecar(self) -> Sidecar:
+        return Sidecar(self.group)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.url, dict(self.storage_options))
+
     def check_request(self, request: Mapping[str, Any]) -> None:
         """Refuse to go on with a result of something else, and name the difference."""
         before: Any = self.group.attrs.get("request")
@@ -91,18 +99,17 @@ class Staging:
 
     def keep(self, part: Part, values: Mapping[str, Array]) -> None:
         """Put a part aside, and mark it when all of it is there."""
-        sidecar = Sidecar(self.group)
         for name, array in values.items():
-            sidecar.keep(name, part.start, array)
-        sidecar.mark(part.mark)
+            self._sidecar.keep(name, part.start, array)
+        self._sidecar.mark(part.mark)
 
     def load(self, name: str, part: Part) -> Array:
         """Return what was put aside."""
-        return Sidecar(self.group).load(name, part.start)
+        return self._sidecar.load(name, part.start)
 
     def parts(self, blocks: Iterable[RowBlock]) -> tuple[list[Part], list[RowBlock]]:
         """Return the parts of the row blocks that are done, in order, and the blocks that are not."""
-        marked = {part.start: part for part in map(Part.of_mark, Sidecar(self.group).marks())}
+        marked = {part.start: part for part in map(Part.of_mark, self._sidecar.marks())}
         done: list[Part] = []
         undone: list[RowBlock] = []
         for block in blocks:
@@ -118,7 +125,7 @@ class Staging:
 
     def clear(self) -> None:
         """Remove all parts."""
-        Sidecar(self.group).clear()
+        self._sidecar.clear()
 
 
 def _shown(value: Any) -> str:
