@@ -104,7 +104,8 @@ class Problem:
 
         The next sweep computes their scores and statistics in passing.
         """
-        new = directions
+        largest = np.linalg.norm(directions, axis=0).max(initial=0.0)
+        new = directions / max(largest, 1e-300)
         for _ in range(2):
             new = new - self.basis @ (self.basis.T @ new)
             new, triangle = np.linalg.qr(new)

@@ -162,7 +162,7 @@ def test_features_far_from_the_origin_converge(assemble: bool) -> None:
 
 
 @with_either_oracle
-@pytest.mark.parametrize("scale", [1e-6, 1e8])
+@pytest.mark.parametrize("scale", [1e-12, 1e-6, 1e8])
 def test_the_units_of_the_features_do_not_matter(scale: float, assemble: bool) -> None:
     x, y = small()
     here, there = (
