@@ -202,6 +202,9 @@ class Model:
             )
         if sp.issparse(matrix) and matrix.format != "csr":
             matrix = sp.csr_array(matrix)
+        if sp.issparse(matrix) and self.normalize is not None and not matrix.has_canonical_format:
+            matrix = matrix.copy()  # entries given twice count as their sum, in the norm of a row too
+            matrix.sum_duplicates()
         return matrix
 
     def save(

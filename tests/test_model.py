@@ -339,6 +339,13 @@ def test_whole_numbers_are_scored_with_the_intercept_in_full() -> None:
         np.testing.assert_allclose(plain.decision_function(rows), [[1, 2, 0.5]])
 
 
+def test_entries_that_are_given_twice_count_as_their_sum() -> None:
+    plain = Model(u=np.eye(2), m=np.eye(2), p0=0.1, normalize="l2")
+    rows = sp.csr_array((np.array([1.0, 2.0, 4.0]), np.array([0, 0, 1]), np.array([0, 3])), shape=(1, 2))
+    np.testing.assert_allclose(plain.decision_function(rows), [[0.6, 0.8]])
+    assert rows.nnz == 3
+
+
 @pytest.mark.parametrize("rows", [X[0], X[:, :-1], np.ones((2, 3, 4))])
 def test_rows_of_another_shape_are_refused(rows: Any, model: Model) -> None:
     with pytest.raises(UsageError, match=r"X has shape \(.*\), but the model was trained on 9 features"):
