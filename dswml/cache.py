@@ -9,17 +9,24 @@ what finds no room is not kept.
 from __future__ import annotations
 
 import threading
+from dataclasses import dataclass, field
 from typing import Any
 
 import psutil
 from distributed import Status, Worker
 
+from .blocks import DEFAULT_BLOCK_BYTES
 from .executor import available_memory
 
 __all__ = ["BlockCache", "forget_run", "process_cache"]
 
-#: Share of the memory of a process that may be kept; the rest is for reading and computing.
-CACHE_SHARE = 0.4
+#: Share of a worker's memory limit that is filled, with its code, the blocks in hand and the cache; at
+#: 60 % Dask begins to move results to disk, at 80 % the worker is paused.
+WORKER_SHARE = 0.55
+#: Row blocks that a thread has in memory while it reads one: the rows, the chunks they come in, Z.
+BLOCKS_IN_HAND = 3
+#: Share of the free memory that is kept in a process that is no worker.
+FREE_SHARE = 0.4
 #: Share of the cache that X may take, so that the smaller and more useful rest always finds room.
 FEATURES_SHARE = 0.6
 
@@ -38,39 +45,50 @@ class BlockCache:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self.used = 0
         self._lock = threading.Lock()
-        self._runs: dict[str, dict[tuple[int, str], tuple[Any, int]]] = {}
+        self._runs: dict[str, _Run] = {}
+
+    @property
+    def used(self) -> int:
+        """Bytes that are kept."""
+        return sum(run.nbytes for run in list(self._runs.values()))
 
     def get(self, run: str, block: int, kind: str) -> Any:
         """Return the value, or None."""
         with self._lock:
-            entry = self._runs.get(run, {}).get((block, kind))
-            return None if entry is None else entry[0]
+            kept = self._runs.get(run)
+            return None if kept is None else kept.values.get((block, kind), (None, 0))[0]
 
     def put(self, run: str, block: int, kind: str, value: Any, nbytes: int) -> bool:
-        """Keep the value if there is room, at the cost of other runs but not of this one."""
+        """Keep the value if there is room, at the cost of other runs but not of this one.
+
+        A value that finds no room leaves the one before it in its place.
+        """
         with self._lock:
-            mine = self._runs.pop(run, {})
+            mine = self._runs.pop(run, None) or _Run()
             self._runs[run] = mine  # the run used last stands last
-            _, before = mine.pop((block, kind), (None, 0))
-            self.used -= before
+            added = nbytes - mine.values.get((block, kind), (None, 0))[1]
             room = self.limit * (FEATURES_SHARE if kind == "x" else 1.0)
-            while self.used + nbytes > room and len(self._runs) > 1:
-                self._drop(next(iter(self._runs)))
-            if self.used + nbytes > room:
+            if mine.nbytes + added > room:
                 return False
-            mine[block, kind] = (value, nbytes)
-            self.used += nbytes
+            while self.used + added > room:
+                del self._runs[next(iter(self._runs))]
+            mine.values[block, kind] = (value, nbytes)
+            mine.nbytes += added
             return True
 
     def forget(self, run: str) -> None:
         """Drop everything kept for a run."""
         with self._lock:
-            self._drop(run)
+            self._runs.pop(run, None)
 
-    def _drop(self, run: str) -> None:
-        self.used -= sum(nbytes for _, nbytes in self._runs.pop(run, {}).values())
+
+@dataclass
+class _Run:
+    """What is kept for one run: values with their sizes, and the sum of these."""
+
+    values: dict[tuple[int, str], tuple[Any, int]] = field(default_factory=dict)
+    nbytes: int = 0
 
 
 _lock = threading.Lock()
@@ -78,11 +96,11 @@ _cache: BlockCache | None = None
 
 
 def process_cache() -> BlockCache:
-    """Return the cache of this process, limited by the memory that was left when it was first asked for."""
+    """Return the cache of this process, limited by the memory there is when it is first asked for."""
     global _cache
     with _lock:
         if _cache is None:
-            _cache = BlockCache(int(_free_memory() * CACHE_SHARE))
+            _cache = BlockCache(_room())
         return _cache
 
 
@@ -94,18 +112,20 @@ def forget_run(run: str) -> None:
         cache.forget(run)
 
 
-def _free_memory() -> int:
-    """Bytes that this process may still take: up to its Dask worker's limit, if it is one.
+def _room() -> int:
+    """Bytes that the process may keep: of its Dask worker's limit if it is one, else of what is free.
 
-    Work of a fit inside a task runs on threads that are not the task's, so the worker is looked for
-    in the process, not in the thread.
+    The threads of a fit inside a task are not the task's own, so the worker is looked for in the
+    process, not in the thread.
     """
-    used = int(psutil.Process().memory_info().rss)
-    limits = [
-        int(worker.memory_manager.memory_limit)
+    workers = [
+        worker
         for worker in Worker._instances
         if worker.status != Status.closed and worker.memory_manager.memory_limit
     ]
-    if limits:
-        return max(min(limits) - used, 0)
-    return max(min(available_memory() - used, int(psutil.virtual_memory().available)), 0)
+    if not workers:
+        return int(min(available_memory(), psutil.virtual_memory().available) * FREE_SHARE)
+    limit = min(int(worker.memory_manager.memory_limit) for worker in workers)
+    threads = sum(worker.state.nthreads for worker in workers)
+    taken = int(psutil.Process().memory_info().rss) + int(threads) * BLOCKS_IN_HAND * DEFAULT_BLOCK_BYTES
+    return max(int(limit * WORKER_SHARE) - taken, 0)

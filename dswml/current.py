@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from distributed import Client, get_worker
+from distributed import Client, get_client, get_worker
+from distributed.threadpoolexecutor import thread_state
 
 from .executor import Executor, InProcessExecutor
 
@@ -18,21 +19,28 @@ def current_executor(data: Dataset) -> Executor:
     """Return what runs the work on ``data``: the current Dask client's cluster, or this process.
 
     Arrays in this process's memory are worked on here: they fit, and shipping them would cost
-    more than the work. Inside a task of a worker the cluster is used only through
-    `distributed.worker_client`, since waiting for it otherwise could block it for good.
+    more than the work. A task of a Dask worker works on its own thread alone, since waiting for other
+    tasks could block the cluster for good; within `distributed.worker_client`, where it has left its
+    place to others, it uses the cluster.
     """
-    client: Client | None
     try:
         get_worker()
-        in_task = True
     except ValueError:
         in_task = False
-    try:
-        client = Client.current(allow_global=not in_task)
-    except ValueError:
-        client = None
+        client = _global_client()
+    else:
+        in_task = True
+        has_left = not getattr(thread_state, "proceed", True)
+        client = get_client() if has_left else None
     if client is None or client.asynchronous or not data.travels:
-        return InProcessExecutor()
+        return InProcessExecutor(threads=1 if in_task else None)
     from .dask_executor import DaskExecutor
 
     return DaskExecutor(client)
+
+
+def _global_client() -> Client | None:
+    try:
+        return Client.current()
+    except ValueError:
+        return None

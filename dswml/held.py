@@ -30,7 +30,8 @@ def take_out(array: Any) -> tuple[Any, dict[Hashable, Future[Any]]]:
     if not futures:
         return array, {}
     rest = {key: value for key, value in graph.items() if key not in futures}
-    return _with_graph(array, rest), futures
+    # Futures that were sent to another process are without a client there.
+    return _with_graph(array, rest), {key: future for key, future in futures.items() if future.client}
 
 
 def held_keys(array: Any) -> tuple[Hashable, ...]:
