@@ -250,7 +250,7 @@ def _summary(found: Evaluation) -> list[str]:
         ("best micro F1", f"{_percent(found.best_f1)} at the threshold {found.best_threshold:.4g}"),
         ("Hamming loss", f"{100 * scores['hamming_loss']:.4g}"),
         ("weighted Hamming loss", f"{scores['weighted_hamming_loss']:.4g} a row (p0 = {found.p0:.4g})"),
-        ("coverage", f"{_percent(scores['coverage'])} of the labels that occur are predicted rightly once"),
+        ("coverage", f"{_percent(scores['coverage'])} (labels predicted rightly at least once)"),
         (
             "labels a row",
             f"{scores['output_sparsity']:.4g} predicted, {scores['label_cardinality']:.4g} true",
