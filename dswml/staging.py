@@ -6,6 +6,7 @@ is done. What the result is of is written beside them, so that only the same wor
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,8 @@ from .storage import open_group
 __all__ = ["Part", "Staging"]
 
 Array = npt.NDArray[Any]
+
+_MARK = re.compile(r"\d+ \d+ \d+")
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,9 @@ class Staging:
 
     def parts(self, blocks: Iterable[RowBlock]) -> tuple[list[Part], list[RowBlock]]:
         """Return the parts of the row blocks that are done, in order, and the blocks that are not."""
-        marked = {part.start: part for part in map(Part.of_mark, self._sidecar.marks())}
+        # An object store may list a folder that was emptied as if it were a mark in it.
+        marks = (mark for mark in self._sidecar.marks() if _MARK.fullmatch(mark))
+        marked = {part.start: part for part in map(Part.of_mark, marks)}
         done: list[Part] = []
         undone: list[RowBlock] = []
         for block in blocks:

@@ -14,6 +14,7 @@ from typing import Any
 
 import anndata.io
 import dask.array as da
+import fsspec
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -275,6 +276,18 @@ def test_the_current_client_is_used(data: Dataset, tmp_path: Path, dask_client: 
     with InProcessExecutor(1) as executor:
         predict_dataset(tied_model(), data, tmp_path / "here.zarr", executor=executor)
     assert contents(tmp_path / "cluster.zarr") == contents(tmp_path / "here.zarr")
+
+
+@pytest.mark.parametrize("form", ["zarr", "csv"])
+def test_an_object_store_holds_the_same_bytes(data: Dataset, tmp_path: Path, form: str) -> None:
+    fs = fsspec.filesystem("memory")
+    for top_k in (3, 2):
+        url = f"memory://predictions/{form}"
+        predict_dataset(tied_model(), data, url, format=form, top_k=top_k, overwrite=True)
+    predict_dataset(tied_model(), data, tmp_path / "local", format=form, top_k=2)
+    found = {name.removeprefix(f"/predictions/{form}").strip("/"): fs.cat(name) for name in fs.find(url)}
+    assert found == contents(tmp_path / "local")
+    fs.rm("/predictions", recursive=True)
 
 
 # Interruptions.
