@@ -25,7 +25,7 @@ import scipy.sparse as sp
 from .blocks import DEFAULT_BLOCK_BYTES, RowBlock
 from .current import current_executor
 from .errors import DataError, UsageError
-from .executor import Executor
+from .executor import Executor, InProcessExecutor
 from .matching import check_features
 from .model import Model, load_model
 from .model_file import array_digest
@@ -173,7 +173,9 @@ def predict_dataset(
     )
     with ExitStack() as stack:
         if executor is None:
-            executor = stack.enter_context(current_executor(data))
+            # Other processes cannot write to the memory of this one.
+            here = output.url.startswith("memory:")
+            executor = stack.enter_context(InProcessExecutor() if here else current_executor(data))
         data.check(executor)
         request = _request(model, data, rule, output.scores, format)
         staging = output.begin(request, str(rule), resume=resume, overwrite=overwrite)

@@ -66,6 +66,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 @pytest.fixture(params=["one tile", "many tiles"])
 def tiles(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "many tiles":
+        # Other processes would not know of this.
+        monkeypatch.setattr(evaluation, "current_executor", lambda data: InProcessExecutor(2))
         monkeypatch.setattr(scoring, "TILE_ENTRIES", 60)
         monkeypatch.setattr(scoring, "TILE_LABELS", 7)
 
