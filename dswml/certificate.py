@@ -126,7 +126,7 @@ def _deflated_bound(
 
 def _outside(vectors: Array, q: Array, krylov: Array) -> Array:
     """Orthonormal basis of what ``vectors`` have outside both blocks."""
-    least = 1e-10 * np.linalg.norm(vectors, axis=0).max(initial=0.0)
+    least = 1e-10 * float(np.linalg.norm(vectors, axis=0).max(initial=0.0))
     for _ in range(2):  # the second time finds what rounding left inside, which the first had magnified
         vectors = vectors - q @ (q.T @ vectors)
         vectors = vectors - krylov @ (krylov.T @ vectors)

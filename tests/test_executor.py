@@ -29,6 +29,10 @@ from dswml.executor import (
 from dswml.placement import place
 
 
+def total(numbers: list[int]) -> int:
+    return sum(numbers)
+
+
 def bracketed(texts: list[str]) -> str:
     return f"({' '.join(texts)})"
 
@@ -145,7 +149,7 @@ def test_no_more_than_two_items_a_thread_are_under_way() -> None:
         time.sleep(0.001)
 
     with InProcessExecutor(2) as executor:
-        executor.reduce(begin, sum, range(100), on_result=end)
+        executor.reduce(begin, total, range(100), on_result=end)
     assert ahead <= 2 * 2 + 1
 
 
@@ -161,7 +165,7 @@ def test_an_error_comes_through_as_itself_and_ends_the_work(threads: int) -> Non
 
     with InProcessExecutor(threads) as executor:
         with pytest.raises(DataError, match=r"^item 5 is bad$"):
-            executor.reduce(fail, sum, range(1000))
+            executor.reduce(fail, total, range(1000))
         with pytest.raises(DataError, match=r"^item 5 is bad$"):
             executor.map(fail, range(1000))
         assert len(begun) < 100
