@@ -104,7 +104,7 @@ class Problem:
 
         The next sweep computes their scores and statistics in passing.
         """
-        largest = np.linalg.norm(directions, axis=0).max(initial=0.0)
+        largest = np.abs(directions).max(initial=0.0)
         new = directions / max(largest, 1e-300)
         for _ in range(2):
             new = new - self.basis @ (self.basis.T @ new)
