@@ -374,6 +374,8 @@ def _index_names(root: zarr.Group, table: str) -> tuple[str, ...] | None:
     if not isinstance(group, zarr.Group):
         return None
     index = group.get(str(group.attrs.get("_index")))
+    if isinstance(index, zarr.Group):  # nullable strings, as AnnData 0.13 writes them: values and a mask
+        index = index.get("values")
     if not isinstance(index, zarr.Array):
         return None
     values: Sequence[Any] = np.asarray(index[:]).tolist()
