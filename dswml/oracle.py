@@ -136,7 +136,8 @@ def decompose(gradient: Array, leading: int | None) -> tuple[Array, Array, Array
     squares, vectors = scipy.linalg.eigh(gram, subset_by_index=chosen, check_finite=False)
     values = np.sqrt(np.maximum(squares[::-1], 0))
     vectors = vectors[:, ::-1]
-    inverse = 1 / np.maximum(values, 1e-300)
+    # Where the gradient vanishes but for rounding it has no direction.
+    inverse = np.divide(1, values, out=np.zeros_like(values), where=values > 1e-13 * values[0])
     if wide:
         return (gradient.T @ vectors) * inverse, values, vectors
     return vectors, values, (gradient @ vectors) * inverse
