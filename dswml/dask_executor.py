@@ -11,9 +11,9 @@ import time
 import uuid
 import warnings
 from array import array
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from threading import Event
+from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import dask
@@ -101,8 +101,10 @@ class DaskExecutor(Executor):
             leaves = _add_leaves(graph, function, [items[index] for index in todo], [sent], [payload])
             futures = self._submit(graph, leaves, leaves, workers)
             try:
-                for index, key in zip(todo, leaves, strict=True):
-                    results[index] = self._result(futures[key])
+                indices = dict(zip(leaves, todo, strict=True))
+                for key in self._as_finished(futures):
+                    index = indices[key]
+                    results[index] = futures[key].result()
                     futures.pop(key).release()
                     if on_result is not None:
                         on_result(index, results[index])
@@ -139,7 +141,9 @@ class DaskExecutor(Executor):
                     for key in leaves:
                         futures[key].add_done_callback(progress.count)
                     report = progress.report
-                result: R = self._result(futures[root], report)
+                for _ in self._as_finished({root: futures[root]}, report):
+                    pass
+                result: R = futures[root].result()
                 return result
             finally:
                 _release(futures)
@@ -150,7 +154,9 @@ class DaskExecutor(Executor):
         self._broadcast.forget(keys)
 
     def everywhere(self, function: Callable[..., object], *arguments: Any) -> None:
-        with suppress(OSError):  # a cluster that is gone has nothing left to be told
+        if self.client.status != "running":
+            return  # a cluster that is gone has nothing left to be told
+        with suppress(OSError):
             self.client.run(function, *arguments, on_error="ignore")
 
     def memory_per_slot(self) -> int:
@@ -223,20 +229,24 @@ class DaskExecutor(Executor):
                 )
                 self._broadcast.close()
 
-    def _result(self, future: Future[Any], report: Callable[[], None] | None = None) -> Any:
-        """Wait for a result, as long as there is a cluster that can make it."""
-        finished = Event()
-        future.add_done_callback(lambda _: finished.set())
+    def _as_finished(
+        self, futures: Mapping[str, Future[Any]], report: Callable[[], None] | None = None
+    ) -> Iterator[str]:
+        """Yield the keys of results as they are made, as long as there is a cluster that can make them."""
+        finished: SimpleQueue[str] = SimpleQueue()
+        for future in futures.values():
+            future.add_done_callback(lambda each: finished.put(each.key))
         look = time.monotonic() + LOOK_EVERY
-        while not finished.wait(LOOK_EVERY if report is None else REPORT_EVERY):
-            if report is not None:
-                report()
-            if time.monotonic() >= look:
-                self._wait_for_workers()
-                look = time.monotonic() + LOOK_EVERY
+        for _ in range(len(futures)):
+            while (key := _next(finished, LOOK_EVERY if report is None else REPORT_EVERY)) is None:
+                if report is not None:
+                    report()
+                if time.monotonic() >= look:
+                    self._wait_for_workers()
+                    look = time.monotonic() + LOOK_EVERY
+            yield key
         if report is not None:
             report()
-        return future.result()
 
     def _wait_for_workers(self) -> dict[str, int]:
         """Return the threads of all workers that take tasks, once there are some."""
@@ -334,6 +344,13 @@ def _add_tree(graph: dict[str, Task], combine: Combine[Any], leaves: list[str]) 
         level = nodes
     (root,) = level
     return root
+
+
+def _next(finished: SimpleQueue[str], seconds: float) -> str | None:
+    try:
+        return finished.get(timeout=seconds)
+    except Empty:
+        return None
 
 
 def _release(futures: Mapping[str, Future[Any]]) -> None:

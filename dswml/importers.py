@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -416,7 +417,8 @@ def _write(
 
     payload = (source, writer, normalize)
     if not source.sequential:
-        executor.map(fill_piece, todo, payload, on_result=lambda index, _: finished(index + 1))
+        count = itertools.count(1)
+        executor.map(fill_piece, todo, payload, on_result=lambda index, _: finished(next(count)))
     elif todo:
         from_start = replace(todo[0], position=0, before=(0, 0, 0))
         fill_pieces([from_start, *todo[1:]], payload, on_done=finished)

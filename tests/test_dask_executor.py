@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import tracemalloc
 import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -41,7 +40,6 @@ from dswml.synth import synthesize
 from dswml.training import Parameters, train
 
 # Minutes on two busy cores.
-pytestmark = pytest.mark.slow
 
 LOOPBACK = "127.0.0.1"
 #: A cluster that loses work says so before it tries again.
@@ -342,14 +340,13 @@ def test_the_scheduler_does_not_grow_with_the_iterations(tmp_path: Path) -> None
         if record.iteration in (50, 125, 200):
             gc.collect()
             alive = Counter(type(each).__name__ for each in gc.get_objects())
-            memory = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, "*/distributed/*")])
             seen[record.iteration] = {
                 "tasks": len(scheduler.tasks),
                 "groups": len(scheduler.task_groups),
                 "prefixes": len(scheduler.task_prefixes),
                 "spans": len(scheduler.extensions["spans"].spans),
                 "TaskGroup objects": alive["TaskGroup"],
-                "memory": sum(each.size for each in memory.statistics("filename")),
+                "memory blocks": sys.getallocatedblocks(),
             }
 
     options = Options(step="open-loop", tol=0.0, max_iter=200, seed=1)
@@ -359,25 +356,22 @@ def test_the_scheduler_does_not_grow_with_the_iterations(tmp_path: Path) -> None
         running(start(1, processes=False, threads_per_worker=2, host=None)) as executor,
     ):
         scheduler = executor.client.cluster.scheduler
-        tracemalloc.start()
-        try:
-            solution = train(data, Parameters(radius=20.0, options=options), executor, callbacks=[look])[1]
-        finally:
-            tracemalloc.stop()
+        solution = train(data, Parameters(radius=20.0, options=options), executor, callbacks=[look])[1]
     assert solution.iterations == 200
     first, middle, last = seen.values()
     assert last["tasks"] <= 2 * BUNDLE + 20
     for name in ("groups", "prefixes", "spans", "TaskGroup objects"):
         assert first[name] == last[name], name
     assert last["groups"] <= 8
-    assert last["memory"] - middle["memory"] < 75 * 4000, "the names of tasks, which Dask keeps for a while"
+    grown = last["memory blocks"] - middle["memory blocks"]
+    assert grown < 75 * 100, "little but the names of tasks, which Dask keeps for a while"
 
 
 # Errors
 
 
-def fail_at_three(item: int, payload: float) -> int:
-    if item == 3:
+def fail_at_times(item: int, payload: float) -> int:
+    if item % 10 == 3:
         raise DataError(f"item {item} is bad: mend it")
     time.sleep(payload)
     return item
@@ -387,12 +381,12 @@ def test_an_error_in_a_task_comes_through_as_itself_and_ends_the_work(
     executor: DaskExecutor, seen: Seen, cluster: LocalCluster
 ) -> None:
     for call in (
-        lambda: executor.reduce(fail_at_three, add, range(200), 0.01),
-        lambda: executor.map(fail_at_three, range(200), 0.01),
-        lambda: executor.reduce(fail_at_three, add, range(200), 0.01, on_result=lambda done: None),
+        lambda: executor.reduce(fail_at_times, add, range(200), 0.01),
+        lambda: executor.map(fail_at_times, range(200), 0.01),
+        lambda: executor.reduce(fail_at_times, add, range(200), 0.01, on_result=lambda done: None),
     ):
         seen.computed.clear()
-        with pytest.raises(DataError, match=r"^item 3 is bad: mend it$"):
+        with pytest.raises(DataError, match=r"^item \d*3 is bad: mend it$"):
             call()
         time.sleep(0.3)
         assert sum(seen.computed.values()) < 150, "what had not begun was dropped"
@@ -580,13 +574,13 @@ def test_a_scheduler_that_dies_in_the_middle_of_a_call_is_told_within_seconds(
 def test_a_scheduler_that_only_stops_answering_is_told_too(
     far_cluster: tuple[str, psutil.Popen], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("dswml.dask_executor.ANSWER_SECONDS", 1.0)
     file, scheduler = far_cluster
     with (
         Client(scheduler_file=file, set_as_default=False, timeout=60) as client,
         DaskExecutor(client) as executor,
     ):
         assert executor.reduce(slow_number, add, range(3), 0.0) == 3
+        monkeypatch.setattr("dswml.dask_executor.ANSWER_SECONDS", 3.0)
         timer = threading.Timer(1.0, scheduler.suspend)
         timer.start()
         try:

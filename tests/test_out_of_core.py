@@ -20,9 +20,6 @@ from dswml.executor import Executor, InProcessExecutor
 from dswml.frank_wolfe import Options, Solution
 from dswml.training import Parameters, train
 
-# Minutes on two busy cores.
-pytestmark = pytest.mark.slow
-
 MIB = 2**20
 CHECKOUT = Path(__file__).resolve().parent.parent
 FEATURES, LABELS, ACTIVE = 512, 40, 3
