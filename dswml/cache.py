@@ -16,9 +16,10 @@ import psutil
 from distributed import Status, Worker
 
 from .blocks import DEFAULT_BLOCK_BYTES
-from .executor import available_memory
+from .errors import UsageError
+from .executor import Executor, available_memory
 
-__all__ = ["BlockCache", "forget_run", "process_cache"]
+__all__ = ["BlockCache", "check_room", "forget_run", "process_cache"]
 
 #: Share of a worker's memory limit that is filled, with its code, the blocks in hand and the cache; at
 #: 60 % Dask begins to move results to disk, at 80 % the worker is paused.
@@ -93,6 +94,27 @@ class _Run:
 
 _lock = threading.Lock()
 _cache: BlockCache | None = None
+
+
+def check_room(block_nbytes: int, executor: Executor) -> None:
+    """Refuse row blocks that the workers have no memory to work on: they would pause, and the job hang.
+
+    Parameters
+    ----------
+    block_nbytes : int
+        Bytes of the largest row block.
+    executor : Executor
+        Who will work on them.
+    """
+    room = executor.memory_per_slot()
+    if 0 < room < BLOCKS_IN_HAND * block_nbytes:
+        fitting = room // BLOCKS_IN_HAND // 2**20
+        advice = f"use smaller ones (--block-bytes '{fitting} MiB') or " if fitting else ""
+        raise UsageError(
+            f"row blocks of {block_nbytes / 2**20:.0f} MiB take {BLOCKS_IN_HAND} times that to work on, "
+            f"but a thread of the smallest worker has {room / 2**20:.0f} MiB for them: "
+            f"{advice}give the workers more memory or fewer threads"
+        )
 
 
 def process_cache() -> BlockCache:

@@ -53,6 +53,9 @@ ATTEMPTS = 3
 #: Seconds between two looks at whether the cluster is still there, and between reports of progress.
 LOOK_EVERY = 2.0
 REPORT_EVERY = 0.2
+#: Share of its memory limit at which a worker is paused, and bytes that it takes before any task does.
+PAUSED_AT = 0.8
+WORKER_BYTES = 200 * 2**20
 #: Seconds that a scheduler may take to answer.
 ANSWER_SECONDS = 60.0
 
@@ -161,10 +164,7 @@ class DaskExecutor(Executor):
 
     def memory_per_slot(self) -> int:
         workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
-        return min(
-            ((worker["memory_limit"] or available_memory()) // worker["nthreads"] for worker in workers),
-            default=0,
-        )
+        return min((_room(worker) // worker["nthreads"] for worker in workers), default=0)
 
     def close(self) -> None:
         self._broadcast.close()
@@ -344,6 +344,13 @@ def _add_tree(graph: dict[str, Task], combine: Combine[Any], leaves: list[str]) 
         level = nodes
     (root,) = level
     return root
+
+
+def _room(worker: Mapping[str, Any]) -> int:
+    """Bytes that a worker has for its tasks before it is paused, beside its own code."""
+    if not worker["memory_limit"]:
+        return available_memory()
+    return max(int(PAUSED_AT * worker["memory_limit"]) - WORKER_BYTES, 1024)
 
 
 def _next(finished: SimpleQueue[str], seconds: float) -> str | None:

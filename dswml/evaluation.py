@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .blocks import DEFAULT_BLOCK_BYTES, RowBlock
+from .cache import check_room
 from .current import current_executor
 from .errors import UsageError
 from .executor import Executor
@@ -247,6 +248,7 @@ def _check(data: Dataset, executor: Executor) -> None:
         # Labels without a positive row cannot be learnt from, but evaluated.
         warnings.filterwarnings("ignore", message=".* have no positive row", category=UserWarning)
         data.check(executor)
+        check_room(data.block_nbytes, executor)
 
 
 def _evaluate_block(block: RowBlock, job: _Job) -> Partial:

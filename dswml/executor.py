@@ -101,7 +101,7 @@ class Executor(ABC):
 
     @abstractmethod
     def memory_per_slot(self) -> int:
-        """Bytes of memory that one task may count on."""
+        """Bytes of memory that one task may count on; 0 where nothing is known."""
 
     @abstractmethod
     def close(self) -> None:

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from .blocks import DEFAULT_BLOCK_BYTES, RowBlock
+from .cache import check_room
 from .current import current_executor
 from .errors import DataError, UsageError
 from .executor import Executor, InProcessExecutor
@@ -177,6 +178,7 @@ def predict_dataset(
             here = output.url.startswith("memory:")
             executor = stack.enter_context(InProcessExecutor() if here else current_executor(data))
         data.check(executor)
+        check_room(data.block_nbytes, executor)
         request = _request(model, data, rule, output.scores, format)
         staging = output.begin(request, str(rule), resume=resume, overwrite=overwrite)
         assembled = staging.group.attrs.get("assembled")

@@ -93,6 +93,14 @@ class Dataset(ABC):
         return "l2" if self.attrs.get("normalize") == "l2" else None
 
     @property
+    def block_nbytes(self) -> int:
+        """Bytes in memory of the largest row block, were the entries spread evenly over the rows."""
+        index_bytes = 4 if self.is_sparse else 0
+        total = self.nnz_x * (self.x_dtype.itemsize + index_bytes) + self.nnz_y * 5
+        rows = max((block.n_rows for block in self.blocks), default=0)
+        return -(-total * rows // max(self.n_rows, 1))
+
+    @property
     @abstractmethod
     def nnz_x(self) -> int:
         """Stored entries of X, N D if dense."""

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .cache import forget_run
+from .cache import check_room, forget_run
 from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
@@ -74,6 +74,7 @@ def train(
     solution : Solution
     """
     data.check(executor)
+    check_room(data.block_nbytes, executor)
     p0 = resolve_p0(parameters.weights, data.k_hat, data.n_labels)
     dtype = parameters.dtype
     if dtype == "auto":

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from . import metrics, oracle
 from .blocks import RowBlock
-from .cache import forget_run
+from .cache import check_room, forget_run
 from .corrective import Quadratic, plan_directions, solve
 from .errors import UsageError
 from .executor import Executor, Shared, one_blas_thread
@@ -276,6 +276,7 @@ def tune(
             f"there is no score {score!r}: choose one of {', '.join(SCORES)}, or {', '.join(RANKED)} @k"
         )
     data.check(executor)
+    check_room(data.block_nbytes, executor)
     features = data.n_features + bool(fit_intercept)
     if features * data.n_labels > ASSEMBLED_ENTRIES or min(features, data.n_labels) > ASSEMBLED_SIDE:
         raise UsageError(

@@ -94,7 +94,7 @@ def test_a_local_cluster_has_the_processes_asked_for_and_listens_to_this_machine
         workers = {pid for pid, _ in executor.map(worker_of, list(range(8)), "a")}
         assert os.getpid() not in workers
         assert executor.n_slots == 2
-        assert executor.memory_per_slot() == 512 * 2**20
+        assert executor.memory_per_slot() == int(0.8 * 512 * 2**20) - 200 * 2**20
         assert listening(psutil.Process()) == {"127.0.0.1"}
         (link,) = (line.removeprefix("Dashboard: ") for line in said)
         with urllib.request.urlopen(link, timeout=10) as page:

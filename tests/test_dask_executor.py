@@ -27,7 +27,7 @@ from distributed import Client, LocalCluster, SchedulerPlugin, get_worker, wait,
 
 from dswml.blocks import RowBlock
 from dswml.broadcast import BUNDLE, Broadcast
-from dswml.cache import process_cache
+from dswml.cache import check_room, process_cache
 from dswml.current import current_executor
 from dswml.dask_executor import DaskExecutor
 from dswml.dataset import Dataset, open_dataset
@@ -39,7 +39,6 @@ from dswml.stored import StoredDataset
 from dswml.synth import synthesize
 from dswml.training import Parameters, train
 
-# Minutes on two busy cores.
 
 LOOPBACK = "127.0.0.1"
 #: A cluster that loses work says so before it tries again.
@@ -712,8 +711,17 @@ def test_dask_arrays_of_much_memory_are_worked_on_where_they_are() -> None:
 
 
 def test_memory_and_slots_are_those_of_the_workers(executor: DaskExecutor) -> None:
-    assert executor.memory_per_slot() == 3_000_000_000
+    assert executor.memory_per_slot() == 2_400_000_000 - 200 * 2**20
     assert executor.n_slots == 2
+
+
+def test_row_blocks_too_large_for_the_workers_are_refused_with_a_size_that_fits(
+    executor: DaskExecutor,
+) -> None:
+    check_room(600 * 2**20, executor)
+    with pytest.raises(UsageError, match=r"blocks of 800 MiB take 3 times.* has 2089 MiB.*'696 MiB'") as told:
+        check_room(800 * 2**20, executor)
+    assert "\n" not in str(told.value)
 
 
 def test_a_call_everywhere_reaches_every_worker(executor: DaskExecutor, tmp_path: Path) -> None:
