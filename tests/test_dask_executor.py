@@ -39,7 +39,6 @@ from dswml.stored import StoredDataset
 from dswml.synth import synthesize
 from dswml.training import Parameters, train
 
-
 LOOPBACK = "127.0.0.1"
 #: A cluster that loses work says so before it tries again.
 again = pytest.mark.filterwarnings("ignore:the cluster lost work:UserWarning")
