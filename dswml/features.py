@@ -152,6 +152,8 @@ class BlockSource:
         "auto" keeps what finds room, "memory" insists on keeping X, "none" keeps nothing.
     fold : Fold, optional
         Train on the rows outside this fold only.
+    basis : str
+        Names the basis in the caches where several grow on the same rows.
     """
 
     data: RowReader
@@ -161,6 +163,7 @@ class BlockSource:
     intercept: float = 0.0
     cache: str = "auto"
     fold: Fold | None = None
+    basis: str = ""
 
     @property
     def n_features(self) -> int:

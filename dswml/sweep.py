@@ -231,7 +231,7 @@ def _block_scores(reader: _Reader, keys: tuple[str, ...], basis: tuple[Array, ..
     that grew piece by piece.
     """
     source, block = reader.source, reader.block
-    kind = "z" if source.fold is None else f"z{source.fold.held_out}"
+    kind = f"z{source.basis}" if source.fold is None else f"z{source.basis} {source.fold.held_out}"
     n_rows = block.n_rows if source.fold is None else source.fold.training_rows(block).size
     rank = sum(piece.shape[1] for piece in basis)
     known, z = source.kept(block, kind) or ((), None)

@@ -1,9 +1,9 @@
 """Cross-validation over folds, radii and weights for the reads of about one fit.
 
-Each fold has one basis, grown from its training rows only; the statistics of that basis serve every
-radius and every p0. A read of X serves all folds and all grid points that are not solved yet: it
-yields the gradient of each, hence its certified gap and the directions it lacks. A second read takes
-up the new directions of all folds. A last one scores the held-out rows of all folds.
+Each fold and weighting has one basis, grown from the fold's training rows only, that follows the radii
+from the smallest on; its statistics serve all of them. A read of X serves all folds, all weightings and
+several radii of each: it yields the gradient of every point, hence its certified gap and the directions
+it lacks. A second read takes up the new directions of all bases. A last one scores the held-out rows.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .blocks import RowBlock
 from .cache import check_room, forget_run
 from .corrective import Quadratic, plan_directions, solve
 from .errors import UsageError
-from .executor import Executor, Shared, one_blas_thread
+from .executor import Executor, one_blas_thread
 from .features import BlockSource
 from .folds import Fold
 from .frank_wolfe import ASSEMBLED_ENTRIES, ASSEMBLED_SIDE, INNER_SHARE, MAX_BLOCK, MIN_BLOCK
 from .problem import Problem
 from .stored import Dataset
-from .sweep import Partial, combine, sweep_block_together
+from .sweep import Partial, Sweep, combine, sweep_block_together
 from .weights import resolve_p0
 
 __all__ = ["GridPoint", "Tuned", "tune"]
@@ -37,6 +37,10 @@ Array = npt.NDArray[Any]
 
 #: Radii of a weighting that are worked on at once.
 WINDOW = 4
+#: A path forgets the directions that its solutions do not use once these are a share of NEEDED: with a
+#: weight below NEGLIGIBLE of the largest, a direction is not used.
+NEGLIGIBLE = 1e-4
+NEEDED = 0.6
 #: Outer iterations after which the points that are left stay as they are.
 MAX_ITERATIONS = 60
 #: The sums of `metrics.score_histogram_block`.
@@ -122,62 +126,78 @@ class Tuned:
 
 
 class _Point:
-    """A grid point on one fold while it is being solved."""
+    """A grid point on one fold: W = U M, on the basis of its path until it is solved."""
 
-    def __init__(self, radius: float, p0: float, n_labels: int) -> None:
-        self.radius, self.p0 = radius, p0
+    def __init__(self, radius: float, n_labels: int) -> None:
+        self.radius = radius
         self.mt = np.zeros((n_labels, 0))
+        self.u: Array | None = None
         self.objective = self.gap = self.relative_gap = np.inf
         self.curvature = 1e-6
-        self.solved = False
 
-    def compact(self) -> tuple[Array, Array, float]:
-        """Rotation and M^T of the point's own rank, for cheap scores."""
+    @property
+    def solved(self) -> bool:
+        return self.u is not None
+
+    def compact(self) -> tuple[Array, Array]:
+        """Rotation of the basis (r x k) and M^T (L x k) of the point's own rank k."""
         right, values, left = np.linalg.svd(self.mt, full_matrices=False)
         rank = int(np.count_nonzero(values > 1e-12 * max(values.max(initial=0.0), 1e-300)))
-        return left[:rank].T, np.ascontiguousarray(right[:, :rank] * values[:rank]), self.p0
+        return left[:rank].T, np.ascontiguousarray(right[:, :rank] * values[:rank])
+
+    def settle(self, basis: Array) -> None:
+        """Hold the factors apart from the basis, which goes on changing."""
+        rotation, self.mt = self.compact()
+        self.u = basis @ rotation
 
 
-class _FoldPath:
-    """All grid points of one fold, on one basis."""
+class _Path:
+    """All radii of one weighting on one fold, from the smallest on, on a basis that follows them."""
 
-    def __init__(self, problem: Problem, points: list[_Point], cap: int, tol: float) -> None:
-        self.problem, self.points, self.cap, self.tol = problem, points, cap, tol
+    def __init__(self, problem: Problem, radii: Sequence[float], cap: int, tol: float) -> None:
+        self.problem, self.cap, self.tol = problem, cap, tol
+        self.points = [_Point(radius, problem.n_labels) for radius in radii]
         self.open: list[_Point] = []
 
     @property
     def unsolved(self) -> list[_Point]:
-        return [point for point in self.points if not point.solved]
+        return sorted((point for point in self.points if not point.solved), key=lambda point: point.radius)
 
     def advance(self) -> None:
-        """Choose the points to work on: of every weighting, the smallest radii that are not solved.
+        """Choose the points to work on: the smallest radii that are not solved.
 
         They need the fewest directions, and their solutions are where the next radii start from.
         """
-        self.open = []
-        for p0 in sorted({point.p0 for point in self.points}):
-            waiting = sorted((q for q in self.unsolved if q.p0 == p0), key=lambda point: point.radius)
-            self.open += waiting[:WINDOW]
-        if not self.problem.rank:  # at W = 0 all gradients are the same but for a factor
-            self.open = self.open[:1]
+        # At W = 0 all gradients are the same.
+        self.open = self.unsolved[: WINDOW if self.problem.rank else 1]
+        for point in self.open:
+            point.mt = np.pad(point.mt, ((0, 0), (0, self.problem.rank - point.mt.shape[1])))
+
+    def request(self) -> Sweep:
+        """Ask for the gradients of the open points."""
+        self.advance()
+        points = tuple((*point.compact(), self.problem.p0) for point in self.open)
+        return self.problem.request(None, points=points)
 
     def look(self, sums: Partial) -> None:
         """Take the gradients of the open points: their gaps, and the directions they lack."""
         problem = self.problem
         wanted: list[tuple[float, Array]] = []
         for number, point in enumerate(self.open):
-            problem.p0 = point.p0
             gradient = problem.gradient(point.mt, sums[f"gradient {number}"])
             left, values, _ = oracle.decompose(gradient, None)
             found = {"loss": sums[f"loss {number}"], "slope": sums[f"slope {number}"]}
             point.objective, slope = problem.value_and_slope(point.mt, found)
             point.gap = max(slope + point.radius * float(values[0]), 0.0)
             point.relative_gap = point.gap / max(point.objective, np.finfo(float).tiny)
-            point.solved = point.relative_gap <= self.tol
-            if not point.solved:
+            if point.relative_gap <= self.tol:
+                point.settle(problem.basis)
+            else:
                 multiplier = -slope / point.radius
                 width = max(int(np.count_nonzero(values > multiplier)) if problem.rank else 0, MIN_BLOCK)
                 wanted.append((point.relative_gap, left[:, : min(width, MAX_BLOCK)]))
+        if problem.rank:
+            self.narrow()
         room = max(self.cap - problem.rank, 0)
         if wanted and room:
             # The points nearest to their solution first, so that they are done with.
@@ -193,33 +213,44 @@ class _FoldPath:
                     break
             problem.append(-kept[:, :taken])
 
+    def narrow(self) -> None:
+        """Forget the directions that no solution at hand uses, once they are many."""
+        problem = self.problem
+        used = [self.on_basis(point) for point in self.open]
+        stacked = np.vstack([mt / max(float(np.linalg.norm(mt)), 1e-300) for mt in used])
+        _, values, directions = np.linalg.svd(stacked, full_matrices=False)
+        rotation = directions[values > NEGLIGIBLE * values.max(initial=0.0)].T
+        if 0 < rotation.shape[1] < NEEDED * (problem.rank - MIN_BLOCK):
+            problem.rotate(rotation)
+            for point in self.open:
+                if not point.solved:
+                    point.mt = point.mt @ rotation
+
+    def on_basis(self, point: _Point) -> Array:
+        """M^T of a point on the basis of the path."""
+        if point.u is None:
+            return point.mt
+        mt: Array = point.mt @ (self.problem.basis.T @ point.u).T
+        return mt
+
     def correct(self) -> None:
         """Solve the small problem of every open point; a new one starts from its smaller neighbour."""
         problem = self.problem
         self.advance()
         assert problem.statistics is not None
-        smaller: _Point | None = None
-        for point in sorted(self.points, key=lambda point: (point.p0, point.radius)):
-            point.mt = np.pad(point.mt, ((0, 0), (0, problem.rank - point.mt.shape[1])))
-            if point.solved or point not in self.open:
-                smaller = point if point.solved else smaller
-                continue
-            quadratic = Quadratic(problem.statistics, problem.n_rows, point.p0)
-            start = point.mt
-            fresh = not start.any()
-            if fresh and smaller is not None and smaller.p0 == point.p0:
-                start = smaller.mt
-            curvature = smaller.curvature if fresh and smaller is not None else point.curvature
+        quadratic = Quadratic(problem.statistics, problem.n_rows, problem.p0)
+        for point in self.open:
+            below = [each for each in self.points if each.radius < point.radius]
+            like = max(below, key=lambda each: each.radius) if below and not point.mt.any() else point
             tol = INNER_SHARE * (min(point.gap, 0.2 * point.objective) if np.isfinite(point.gap) else 1.0)
             corrected = solve(
                 quadratic,
-                start,
+                self.on_basis(like),
                 point.radius,
                 max(tol, 0.3 * self.tol * point.objective),
-                curvature=curvature,
+                curvature=like.curvature,
             )
             point.mt, point.curvature = corrected.mt, corrected.curvature
-            smaller = point
 
 
 def tune(
@@ -297,9 +328,10 @@ def tune(
     )
     try:
         with one_blas_thread(), ThreadPoolExecutor(max(executor.n_slots, 1)) as pool:
-            search = _Search(executor, source, grid, folds, seed, tol, memory_limit, pool)
+            p0s = [p0 for _, p0 in weightings]
+            search = _Search(executor, source, radii, p0s, folds, seed, tol, memory_limit, pool)
             iterations = search.solve(on_iteration)
-            points = search.evaluated(threshold, k)
+            points = search.evaluated(grid, threshold, k)
     finally:
         executor.everywhere(forget_run, source.run)
     return Tuned(tuple(points), score, search.passes, iterations)
@@ -310,30 +342,35 @@ class _Search:
         self,
         executor: Executor,
         source: BlockSource,
-        grid: list[tuple[float, str | float, float]],
+        radii: Sequence[float],
+        weightings: Sequence[float],
         folds: int,
         seed: int,
         tol: float,
         memory_limit: int,
         pool: ThreadPoolExecutor,
     ) -> None:
-        self.executor, self.source, self.grid, self.pool = executor, source, grid, pool
+        self.executor, self.source, self.pool = executor, source, pool
         self.rows_read = 0
         data = source.data
         self.folds: list[Fold | None] = [Fold(folds, seed, fold) for fold in range(folds)] or [None]
         sources = [replace(source, fold=fold) for fold in self.folds]
         counted = executor.reduce(_count_labels, combine, data.blocks, tuple(sources))
-        some_p0 = next((p0 for _, _, p0 in grid if p0 != 0.5), 0.5)
-        self.paths = []
+        self.paths: list[_Path] = []
         for number, each in enumerate(sources):
             label_counts, n_rows = counted[f"{number}:labels"], int(counted[f"{number}:rows_there"])
-            problem = Problem(executor, each, label_counts, radius=1.0, p0=some_p0, n_rows=n_rows)
-            cap, place = plan_directions(
-                n_rows, source.n_features, label_counts, memory_limit // len(sources)
-            )
-            problem.keep_statistics(place)
-            points = [_Point(radius, p0, data.n_labels) for radius, _, p0 in grid]
-            self.paths.append(_FoldPath(problem, points, cap, tol))
+            for p0 in weightings:
+                problem = Problem(
+                    executor, replace(each, basis=str(p0)), label_counts, radius=1.0, p0=p0, n_rows=n_rows
+                )
+                cap, place = plan_directions(
+                    n_rows,
+                    source.n_features,
+                    label_counts,
+                    memory_limit // (len(sources) * len(weightings)),
+                )
+                problem.keep_statistics(place)
+                self.paths.append(_Path(problem, radii, cap, tol))
 
     @property
     def passes(self) -> int:
@@ -341,7 +378,7 @@ class _Search:
         return -(-self.rows_read // self.source.data.n_rows)
 
     def solve(self, on_iteration: Callable[[int, int, int, int], Any] | None) -> int:
-        total = len(self.grid) * len(self.paths)
+        total = sum(len(path.points) for path in self.paths)
         for iteration in range(MAX_ITERATIONS):
             self.look()
             left = sum(len(path.unsolved) for path in self.paths)
@@ -351,20 +388,16 @@ class _Search:
             if not grown:
                 return iteration
             self.read(grown, [path.problem.request(None) for path in grown])
-            list(self.pool.map(_FoldPath.correct, grown))
+            list(self.pool.map(_Path.correct, grown))
         return MAX_ITERATIONS
 
     def look(self) -> None:
         """One read: the gradient at every point that is not solved."""
         paths = [path for path in self.paths if path.unsolved]
-        requests = []
-        for path in paths:
-            path.advance()
-            requests.append(path.problem.request(None, points=tuple(point.compact() for point in path.open)))
-        results = self.read(paths, requests)
+        results = self.read(paths, [path.request() for path in paths])
         list(self.pool.map(lambda pair: pair[0].look(pair[1]), zip(paths, results, strict=True)))
 
-    def read(self, paths: list[_FoldPath], requests: list[Any]) -> list[Partial]:
+    def read(self, paths: list[_Path], requests: list[Any]) -> list[Partial]:
         pieces = [piece for path in paths for piece in path.problem.pieces]
         sums = self.executor.reduce(
             sweep_block_together, combine, self.source.data.blocks, tuple(requests), pieces
@@ -380,52 +413,50 @@ class _Search:
             results.append(own)
         return results
 
-    def evaluated(self, threshold: float, k: int) -> list[GridPoint]:
+    def evaluated(
+        self, grid: list[tuple[float, str | float, float]], threshold: float, k: int
+    ) -> list[GridPoint]:
         """One read: score the held-out rows of every fold with all its points."""
-        n_labels = self.source.data.n_labels
-        k = min(k, n_labels)
+        for path in self.paths:
+            for point in path.unsolved:
+                point.settle(path.problem.basis)
+        every = [point for path in self.paths for point in path.points]
+        per_fold = [every[start : start + len(grid)] for start in range(0, len(every), len(grid))]
         edges = metrics.uniform_edges()
-        scored: list[list[dict[str, float]]] = [[] for _ in self.grid]
-        curves: list[Partial | None] = [None for _ in self.grid]
+        scored: list[list[dict[str, float]]] = [[] for _ in grid]
+        curves: list[Partial | None] = [None for _ in grid]
         if self.folds != [None]:
             job = _Scoring(
                 self.source,
                 tuple(fold for fold in self.folds if fold is not None),
-                tuple(tuple(point.compact() for point in path.points) for path in self.paths),
+                tuple(tuple((point.u, point.mt) for point in points) for points in per_fold),
                 threshold,
-                k,
+                min(k, self.source.data.n_labels),
                 edges,
             )
-            bases = [Shared(uuid.uuid4().hex, path.problem.basis) for path in self.paths]
-            sums = self.executor.reduce(_score_block, combine, self.source.data.blocks, job, bases)
-            self.executor.forget([base.key for base in bases])
+            sums = self.executor.reduce(_score_block, combine, self.source.data.blocks, job)
             self.rows_read += int(sums["rows_read"])
-            for at in range(len(self.grid)):
+            for at, (_, _, p0) in enumerate(grid):
                 for fold in range(len(self.folds)):
                     prefix = f"{fold}:{at}:"
                     own = {n.removeprefix(prefix): v for n, v in sums.items() if n.startswith(prefix)}
-                    scored[at].append(_named_scores(own, edges, self.grid[at][2]))
+                    scored[at].append(_named_scores(own, edges, p0))
                     histogram = {name: own[name] for name in HISTOGRAM}
                     before = curves[at]
                     curves[at] = histogram if before is None else combine([before, histogram])
-        points = []
-        for at, (radius, weight, p0) in enumerate(self.grid):
-            per_fold = [path.points[at] for path in self.paths]
-            names = scored[at][0] if scored[at] else {}
-            curve = curves[at]
-            points.append(
-                GridPoint(
-                    radius,
-                    weight,
-                    p0,
-                    np.array([point.objective for point in per_fold]),
-                    np.array([point.relative_gap for point in per_fold]),
-                    np.array([point.compact()[1].shape[1] for point in per_fold]),
-                    {name: np.array([fold[name] for fold in scored[at]]) for name in names},
-                    None if curve is None else metrics.threshold_curve(curve, edges),
-                )
+        return [
+            GridPoint(
+                radius,
+                weight,
+                p0,
+                np.array([points[at].objective for points in per_fold]),
+                np.array([points[at].relative_gap for points in per_fold]),
+                np.array([points[at].mt.shape[1] for points in per_fold]),
+                {name: np.array([fold[name] for fold in scored[at]]) for name in (scored[at] or [{}])[0]},
+                None if (curve := curves[at]) is None else metrics.threshold_curve(curve, edges),
             )
-        return points
+            for at, (radius, weight, p0) in enumerate(grid)
+        ]
 
 
 def _count_labels(block: RowBlock, sources: tuple[BlockSource, ...]) -> Partial:
@@ -442,23 +473,24 @@ def _count_labels(block: RowBlock, sources: tuple[BlockSource, ...]) -> Partial:
 class _Scoring:
     source: BlockSource
     folds: tuple[Fold, ...]
-    points: tuple[tuple[tuple[Array, Array, float], ...], ...]
+    points: tuple[tuple[tuple[Array | None, Array], ...], ...]
     threshold: float
     k: int
     edges: Array
 
 
-def _score_block(block: RowBlock, job: _Scoring, *bases: Array) -> Partial:
+def _score_block(block: RowBlock, job: _Scoring) -> Partial:
     """Metrics of the held-out rows of one block, for every fold and point."""
     features, labels = job.source.features(block), job.source.labels(block)
     out: Partial = {"rows_read": np.array(block.n_rows)}
-    for number, (fold, points, basis) in enumerate(zip(job.folds, job.points, bases, strict=True)):
+    for number, (fold, points) in enumerate(zip(job.folds, job.points, strict=True)):
         rows = fold.held_out_rows(block)
-        z = features.subset(rows).times(basis).astype(np.float64, copy=False)
-        truth = labels[rows]
-        for at, (rotation, mt, _) in enumerate(points):
+        held_out, truth = features.subset(rows), labels[rows]
+        for at, (u, mt) in enumerate(points):
+            assert u is not None
+            z = held_out.times(u).astype(np.float64, copy=False)
             parts = [
-                _score_piece(truth[piece], z[piece] @ rotation @ mt.T, job)
+                _score_piece(truth[piece], z[piece] @ mt.T, job)
                 for piece in _pieces(rows.size, labels.shape[1])
             ]
             sums = combine(parts) if len(parts) > 1 else parts[0]
