@@ -17,9 +17,17 @@ from distributed import Status, Worker
 
 from .blocks import DEFAULT_BLOCK_BYTES
 from .errors import UsageError
-from .executor import Executor, available_memory
+from .executor import ARITY, Executor, available_memory
 
-__all__ = ["BlockCache", "check_room", "forget_run", "process_cache"]
+__all__ = [
+    "FEATURES_SHARE",
+    "WORKER_SHARE",
+    "BlockCache",
+    "check_room",
+    "forget_run",
+    "process_cache",
+    "task_nbytes",
+]
 
 #: Share of a worker's memory limit that is filled, with its code, the blocks in hand and the cache; at
 #: 60 % Dask begins to move results to disk, at 80 % the worker is paused.
@@ -96,8 +104,19 @@ _lock = threading.Lock()
 _cache: BlockCache | None = None
 
 
-def check_room(block_nbytes: int, executor: Executor) -> None:
-    """Refuse row blocks that the workers have no memory to work on: they would pause, and the job hang.
+def task_nbytes(block_nbytes: int, result_nbytes: int = 0) -> int:
+    """Bytes that a task takes at most: row blocks in hand, or the results that it adds up.
+
+    Examples
+    --------
+    >>> task_nbytes(64 * 2**20, 32 * 2**20) // 2**20
+    480
+    """
+    return BLOCKS_IN_HAND * block_nbytes + (ARITY + 1) * result_nbytes
+
+
+def check_room(block_nbytes: int, executor: Executor, result_nbytes: int = 0) -> None:
+    """Refuse tasks that the workers have no memory for: they would pause, and the job hang.
 
     Parameters
     ----------
@@ -105,15 +124,18 @@ def check_room(block_nbytes: int, executor: Executor) -> None:
         Bytes of the largest row block.
     executor : Executor
         Who will work on them.
+    result_nbytes : int
+        Bytes of what a task returns.
     """
     room = executor.memory_per_slot()
-    if 0 < room < BLOCKS_IN_HAND * block_nbytes:
-        fitting = room // BLOCKS_IN_HAND // 2**20
-        advice = f"use smaller ones (--block-bytes '{fitting} MiB') or " if fitting else ""
+    needed = task_nbytes(block_nbytes, result_nbytes)
+    if 0 < room < needed:
+        fitting = max(room - task_nbytes(0, result_nbytes), 0) // BLOCKS_IN_HAND // 2**20
+        advice = f"use smaller blocks (--block-bytes '{fitting} MiB') or " if fitting else ""
         raise UsageError(
-            f"row blocks of {block_nbytes / 2**20:.0f} MiB take {BLOCKS_IN_HAND} times that to work on, "
-            f"but a thread of the smallest worker has {room / 2**20:.0f} MiB for them: "
-            f"{advice}give the workers more memory or fewer threads"
+            f"row blocks of {block_nbytes / 2**20:.0f} MiB and results of {result_nbytes / 2**20:.0f} MiB "
+            f"take {needed / 2**20:.0f} MiB to work on, but a thread of the smallest worker has "
+            f"{room / 2**20:.0f} MiB for them: {advice}give the workers more memory or fewer threads"
         )
 
 

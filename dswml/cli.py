@@ -23,6 +23,7 @@ VERBS = {
     "evaluate": "dswml.cli_predict:evaluate",
     "info": "dswml.cli_info:info",
     "import": "dswml.cli_data:import_",
+    "plan": "dswml.cli_plan:plan",
     "predict": "dswml.cli_predict:predict",
     "synth": "dswml.cli_data:synth",
     "train": "dswml.cli_train:train",

@@ -40,7 +40,7 @@ from .executor import (
 )
 from .placement import place
 
-__all__ = ["DaskExecutor"]
+__all__ = ["PAUSED_AT", "WORKER_BYTES", "DaskExecutor"]
 
 T = TypeVar("T")
 R = TypeVar("R")

@@ -30,7 +30,7 @@ from .errors import UsageError
 from .oracle import Answer
 from .problem import Problem
 
-__all__ = ["Certificate", "Options", "Record", "Solution", "frank_wolfe"]
+__all__ = ["Certificate", "Options", "Record", "Solution", "frank_wolfe", "is_assembled", "result_nbytes"]
 
 Array = npt.NDArray[Any]
 
@@ -47,6 +47,30 @@ OBJECTIVE_FLOOR = 1e-3
 MAX_ROUNDS = 200
 #: Times that the grid of step lengths is refined for the exponential loss; each may be a read.
 REFINEMENTS = 3
+
+
+def is_assembled(n_features: int, n_labels: int) -> bool:
+    """Tell whether a gradient of this shape is small enough to be assembled.
+
+    Examples
+    --------
+    >>> is_assembled(1836, 159), is_assembled(50_000, 50_000)
+    (True, False)
+    """
+    return n_features * n_labels <= ASSEMBLED_ENTRIES and min(n_features, n_labels) <= ASSEMBLED_SIDE
+
+
+def result_nbytes(n_features: int, n_labels: int) -> int:
+    """Bytes of what a task returns: the gradient, or its products with a block of vectors.
+
+    Examples
+    --------
+    >>> result_nbytes(1000, 100)
+    800000
+    """
+    if is_assembled(n_features, n_labels):
+        return 8 * n_features * n_labels
+    return 8 * MAX_BLOCK * (n_features + n_labels)
 
 
 @dataclass(frozen=True)
@@ -139,9 +163,7 @@ class _Run:
         self.certificate: Certificate | None = None
         self.certify_below = options.tol
         self.floor = self.estimate = 0.0
-        entries = problem.n_features * problem.n_labels
-        side = min(problem.n_features, problem.n_labels)
-        small = entries <= ASSEMBLED_ENTRIES and side <= ASSEMBLED_SIDE
+        small = is_assembled(problem.n_features, problem.n_labels)
         self.assemble = small if options.assemble is None else options.assemble
         self.truncated = False
         if options.step == "corrective":

@@ -16,7 +16,7 @@ from .cache import check_room, forget_run
 from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
-from .frank_wolfe import Options, Record, Solution, frank_wolfe
+from .frank_wolfe import Options, Record, Solution, frank_wolfe, result_nbytes
 from .model import Model
 from .problem import Problem
 from .stored import Dataset
@@ -74,7 +74,7 @@ def train(
     solution : Solution
     """
     data.check(executor)
-    check_room(data.block_nbytes, executor)
+    check_room(data.block_nbytes, executor, result_nbytes(data.n_features, data.n_labels))
     p0 = resolve_p0(parameters.weights, data.k_hat, data.n_labels)
     dtype = parameters.dtype
     if dtype == "auto":

@@ -25,7 +25,15 @@ from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
 from .folds import Fold
-from .frank_wolfe import ASSEMBLED_ENTRIES, ASSEMBLED_SIDE, INNER_SHARE, MAX_BLOCK, MIN_BLOCK
+from .frank_wolfe import (
+    ASSEMBLED_ENTRIES,
+    ASSEMBLED_SIDE,
+    INNER_SHARE,
+    MAX_BLOCK,
+    MIN_BLOCK,
+    is_assembled,
+    result_nbytes,
+)
 from .problem import Problem
 from .stored import Dataset
 from .sweep import Partial, Sweep, combine, sweep_block_together
@@ -35,8 +43,10 @@ __all__ = ["GridPoint", "Tuned", "tune"]
 
 Array = npt.NDArray[Any]
 
-#: Radii of a weighting that are worked on at once.
+#: Radii of a weighting that are worked on at once, at most: fewer if their gradients, for all folds and
+#: weightings, are more than this share of the memory limit.
 WINDOW = 4
+RESULTS_SHARE = 0.1
 #: A path forgets the directions that its solutions do not use once these are a share of NEEDED: with a
 #: weight below NEGLIGIBLE of the largest, a direction is not used.
 NEGLIGIBLE = 1e-4
@@ -154,8 +164,8 @@ class _Point:
 class _Path:
     """All radii of one weighting on one fold, from the smallest on, on a basis that follows them."""
 
-    def __init__(self, problem: Problem, radii: Sequence[float], cap: int, tol: float) -> None:
-        self.problem, self.cap, self.tol = problem, cap, tol
+    def __init__(self, problem: Problem, radii: Sequence[float], cap: int, window: int, tol: float) -> None:
+        self.problem, self.cap, self.window, self.tol = problem, cap, window, tol
         self.points = [_Point(radius, problem.n_labels) for radius in radii]
         self.open: list[_Point] = []
 
@@ -169,7 +179,7 @@ class _Path:
         They need the fewest directions, and their solutions are where the next radii start from.
         """
         # At W = 0 all gradients are the same.
-        self.open = self.unsolved[: WINDOW if self.problem.rank else 1]
+        self.open = self.unsolved[: self.window if self.problem.rank else 1]
         for point in self.open:
             point.mt = np.pad(point.mt, ((0, 0), (0, self.problem.rank - point.mt.shape[1])))
 
@@ -307,13 +317,15 @@ def tune(
             f"there is no score {score!r}: choose one of {', '.join(SCORES)}, or {', '.join(RANKED)} @k"
         )
     data.check(executor)
-    check_room(data.block_nbytes, executor)
     features = data.n_features + bool(fit_intercept)
-    if features * data.n_labels > ASSEMBLED_ENTRIES or min(features, data.n_labels) > ASSEMBLED_SIDE:
+    if not is_assembled(features, data.n_labels):
         raise UsageError(
             f"the search assembles gradients, and {features} features x {data.n_labels} labels are more "
             f"than {ASSEMBLED_ENTRIES:,} entries or {ASSEMBLED_SIDE} on a side: train single points instead"
         )
+    gradients = max(folds, 1) * len(weights) * result_nbytes(features, data.n_labels)
+    window = int(np.clip(memory_limit * RESULTS_SHARE / gradients, 1, WINDOW))
+    check_room(data.block_nbytes, executor, window * gradients)
     weightings = [(weight, resolve_p0(weight, data.k_hat, data.n_labels)) for weight in weights]
     grid = [(radius, weight, p0) for weight, p0 in weightings for radius in radii]
     if dtype == "auto":
@@ -329,7 +341,7 @@ def tune(
     try:
         with one_blas_thread(), ThreadPoolExecutor(max(executor.n_slots, 1)) as pool:
             p0s = [p0 for _, p0 in weightings]
-            search = _Search(executor, source, radii, p0s, folds, seed, tol, memory_limit, pool)
+            search = _Search(executor, source, radii, p0s, folds, seed, tol, memory_limit, window, pool)
             iterations = search.solve(on_iteration)
             points = search.evaluated(grid, threshold, k)
     finally:
@@ -348,6 +360,7 @@ class _Search:
         seed: int,
         tol: float,
         memory_limit: int,
+        window: int,
         pool: ThreadPoolExecutor,
     ) -> None:
         self.executor, self.source, self.pool = executor, source, pool
@@ -370,7 +383,7 @@ class _Search:
                     memory_limit // (len(sources) * len(weightings)),
                 )
                 problem.keep_statistics(place)
-                self.paths.append(_Path(problem, radii, cap, tol))
+                self.paths.append(_Path(problem, radii, cap, window, tol))
 
     @property
     def passes(self) -> int:

@@ -718,8 +718,11 @@ def test_row_blocks_too_large_for_the_workers_are_refused_with_a_size_that_fits(
     executor: DaskExecutor,
 ) -> None:
     check_room(600 * 2**20, executor)
-    with pytest.raises(UsageError, match=r"blocks of 800 MiB take 3 times.* has 2089 MiB.*'696 MiB'") as told:
+    with pytest.raises(UsageError, match=r"blocks of 800 MiB .* has 2089 MiB.*'696 MiB'") as told:
         check_room(800 * 2**20, executor)
+    with pytest.raises(UsageError, match=r"results of 100 MiB take 2700 MiB .* has 2089 MiB") as other:
+        check_room(600 * 2**20, executor, 100 * 2**20)
+    assert "'396 MiB'" in str(other.value)
     assert "\n" not in str(told.value)
 
 
