@@ -92,6 +92,7 @@ def tune(
     from dswml.dataset import open_dataset
     from dswml.estimator import SparseWeightedClassifier
     from dswml.model_file import check_place
+    from dswml.search_record import searched
     from dswml.training import train
 
     chosen_radii, chosen_weights = _numbers(radii, "--radii"), _weights(weights)
@@ -137,7 +138,9 @@ def tune(
                 random_state=seed,
             )
             model, _ = train(data, estimator.checked_parameters(), executor)
-            model.save(output, overwrite=overwrite, storage_options=storage_options)
+            searched(model, tuned, chosen).save(
+                output, overwrite=overwrite, storage_options=storage_options
+            )
     if as_json:
         click.echo(json.dumps(_described(tuned, chosen)))
         return

@@ -7,6 +7,7 @@ from typing import Any
 
 from .errors import UsageError
 from .estimator import SparseWeightedClassifier, current_executor
+from .search_record import searched
 from .tuning import tune
 
 __all__ = ["SparseWeightedClassifierCV"]
@@ -130,6 +131,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
         for name, value in vars(single).items():
             if name.endswith("_"):
                 setattr(self, name, value)
+        self.model_ = searched(self.model_, self.tuned_, chosen)
         return self
 
     def _single(self, radius: float, weights: str | float) -> SparseWeightedClassifier:
