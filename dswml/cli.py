@@ -24,6 +24,7 @@ VERBS = {
     "info": "dswml.cli_info:info",
     "import": "dswml.cli_data:import_",
     "predict": "dswml.cli_predict:predict",
+    "report": "dswml.cli_report:report",
     "synth": "dswml.cli_data:synth",
     "train": "dswml.cli_train:train",
     "tune": "dswml.cli_tune:tune",

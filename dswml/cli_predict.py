@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dswml.executor import Executor
     from dswml.prediction import Prediction
 
-__all__ = ["evaluate", "predict", "working"]
+__all__ = ["block_bytes_option", "evaluate", "predict", "working"]
 
 
 @contextmanager
@@ -45,7 +45,7 @@ _top_k = click.option(
 _threshold = click.option(
     "--threshold", type=float, metavar="T", help="Predict the labels with a score of at least T."
 )
-_block_bytes = click.option(
+block_bytes_option = click.option(
     "--block-bytes",
     metavar="BYTES",
     default="64 MiB",
@@ -76,7 +76,7 @@ _block_bytes = click.option(
 )
 @click.option("--resume", is_flag=True, help="Go on with a prediction that was interrupted.")
 @click.option("--overwrite", is_flag=True, help="Replace what is at OUT.")
-@_block_bytes
+@block_bytes_option
 @cluster_options
 @verb_options
 def predict(
@@ -161,7 +161,7 @@ def _prediction_line(done: Prediction) -> str:
     help="Parameters of the propensities: 0.5 0.4 for Wikipedia, 0.6 2.6 for Amazon.",
 )
 @click.option("--exact", is_flag=True, help="Read twice, for the AUC and the best threshold without error.")
-@_block_bytes
+@block_bytes_option
 @cluster_options
 @verb_options
 def evaluate(

@@ -138,9 +138,7 @@ def tune(
                 random_state=seed,
             )
             model, _ = train(data, estimator.checked_parameters(), executor)
-            searched(model, tuned, chosen).save(
-                output, overwrite=overwrite, storage_options=storage_options
-            )
+            searched(model, tuned, chosen).save(output, overwrite=overwrite, storage_options=storage_options)
     if as_json:
         click.echo(json.dumps(_described(tuned, chosen)))
         return
