@@ -1,4 +1,4 @@
-"""The report of a model: one HTML file that says at a glance what was trained, how well, and how good it is."""
+"""The report of a model: one HTML file that shows what was trained, how it went, and how good it is."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import uuid
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from html import escape
 from typing import Any
 
 from . import report_sections as write
@@ -152,7 +151,7 @@ def _sections(
         sections += [write.metrics(found, k, rows), write.labels(model, found, names)]
         return [each for each in sections if each is not None], left_out
     curve = None if search is None else curve_of(search)
-    if curve is not None:
+    if search is not None and curve is not None:
         held_out = f"the held-out rows of {search['folds']} folds"
         sections.append(write.thresholds(model, curve, Auc(search["micro_auc"], 0.0), held_out))
     missing = "metrics and labels" if curve is not None else "thresholds, ROC, metrics and labels"

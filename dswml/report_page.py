@@ -24,13 +24,14 @@ header,main,footer{max-width:64rem;margin:0 auto;padding:0 1rem}
 h1{font-size:1.7rem;line-height:1.2;margin:1.6rem 0 .2rem;overflow-wrap:anywhere}
 h2{font-size:1.25rem;margin:2.4rem 0 .6rem;padding-top:.8rem;border-top:1px solid var(--rule)}
 h3{font-size:1rem;margin:0 0 .3rem}
-p{max-width:44rem;margin:.4rem 0 .8rem}
+p{max-width:44rem;margin:.4rem 0 .8rem;text-wrap:pretty}
 .soft,figcaption,footer{color:var(--soft);font-size:.9rem}
 a{color:var(--link)}
-nav ul,.legend,.tiles{list-style:none;margin:0;padding:0;display:flex;flex-wrap:wrap}
+nav ul,.legend{list-style:none;margin:0;padding:0;display:flex;flex-wrap:wrap}
 nav ul{gap:.2rem 1rem;font-size:.9rem;margin-top:.8rem}
-.tiles{gap:.7rem;margin:1.2rem 0}
-.tiles li{flex:1 1 8.5rem;background:var(--box);border:1px solid var(--rule);border-radius:.5rem;
+.tiles{list-style:none;padding:0;display:grid;gap:.7rem;margin:1.2rem 0;
+grid-template-columns:repeat(auto-fill,minmax(7.5rem,1fr))}
+.tiles li{background:var(--box);border:1px solid var(--rule);border-radius:.5rem;
 padding:.6rem .8rem}
 .tiles b{display:block;font-size:1.35rem;line-height:1.3;font-weight:600;overflow-wrap:anywhere}
 .tiles span{color:var(--soft);font-size:.85rem}
@@ -54,7 +55,7 @@ text{fill:var(--soft);font:12px system-ui,sans-serif}
 .mark{fill:var(--c);stroke:var(--paper);stroke-width:.8}
 .mark.hollow{fill:var(--paper);stroke:var(--c);stroke-width:1.6}
 .mark.faint{fill-opacity:.55;stroke:none}
-.mark.large{fill:none;stroke-width:2}
+.mark.large{fill:none;stroke:var(--c);stroke-width:2}
 .mark:hover{stroke:var(--ink);stroke-width:2}
 .scroll{overflow-x:auto;margin:.6rem 0 1.2rem}
 .tables{display:grid;gap:0 2rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr));
@@ -62,16 +63,19 @@ align-items:start}
 .tables>*{min-width:0}
 table{border-collapse:collapse;font-size:.92rem;font-variant-numeric:tabular-nums}
 caption{text-align:left;font-weight:600;padding:.2rem 0 .4rem}
-th,td{padding:.3rem .9rem .3rem 0;border-bottom:1px solid var(--rule);text-align:right;white-space:nowrap;
+th,td{padding:.3rem .7rem .3rem 0;border-bottom:1px solid var(--rule);text-align:right;white-space:nowrap;
 vertical-align:top}
 th:first-child{text-align:left;font-weight:500}
 thead th{color:var(--soft);font-weight:500;font-size:.85rem}
 .facts td{text-align:left;white-space:normal;overflow-wrap:anywhere}
 .facts th{color:var(--soft);font-weight:400}
-td.long,th.long{white-space:normal;overflow-wrap:anywhere;min-width:9rem;max-width:18rem}
+th.long{white-space:normal;overflow-wrap:break-word;min-width:8rem;max-width:18rem}
 summary{cursor:pointer;color:var(--link);margin:.8rem 0 .2rem}
 footer{margin-top:2.4rem;padding-bottom:2rem}
-@media (max-width:30rem){text{font-size:13.5px}h1{font-size:1.45rem}.tiles li{flex-basis:7.5rem}}
+@media (max-width:30rem){text{font-size:13.5px}h1{font-size:1.45rem}}
+@media (min-width:50rem){.charts figure:only-child{max-width:none;display:grid;column-gap:2rem;
+grid-template:auto auto 1fr/1fr 1fr}.charts :only-child>h3{grid-column:1/-1}
+.charts :only-child>svg{grid-row:2/4}.charts :only-child>figcaption:last-child{grid-column:2}}
 @media print{@page{margin:14mm}body{font-size:10pt}nav,summary{display:none}
 section{break-inside:auto}h2,h3{break-after:avoid}tr,.tiles li{break-inside:avoid}.scroll{overflow:visible}
 .charts,.tables{grid-template-columns:1fr 1fr}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from html import escape
 from itertools import groupby
 from typing import Any
 
@@ -39,7 +39,7 @@ def training(model: Model) -> Section:
         lines = [
             ("Data", f"{data['n_rows']:,} rows (N), {data['n_features']:,} features (D), "
              f"{data['n_labels']:,} labels (L), {data['nnz_y'] / data['n_rows']:.3g} labels a row"),
-            ("Fingerprint", data["fingerprint"]),
+            ("Data fingerprint", data["fingerprint"]),
         ]  # fmt: skip
     if "k_hat" in info:
         lines.append(("K_hat", f"{info['k_hat']} labels on a row at most"))
@@ -48,7 +48,7 @@ def training(model: Model) -> Section:
     lines.append(("p0", f"{model.p0:.4g}{weights}, the weight of inactive labels"))
     rows = "as given" if model.normalize is None else f"scaled to unit {model.normalize} norm"
     intercept = f", with a constant column of {model.intercept:g}" if model.intercept else ""
-    lines += [("Rows", rows + intercept), ("Loss", model.loss), ("Labels are predicted by", str(model.rule))]
+    lines += [("Rows", rows + intercept), ("Loss", model.loss), ("Predicted", str(model.rule))]
     if "radius" in parameters:
         lines.append(("Radius", f"{parameters['radius']:g}, of the nuclear-norm ball"))
     lines.append(("Rank of W", f"{model.rank}"))
@@ -56,7 +56,7 @@ def training(model: Model) -> Section:
         lines += _fit(info)
     if "versions" in info:
         lines.append(("Versions", ", ".join(f"{name} {number}" for name, number in info["versions"].items())))
-    lines.append(("Model", model.fingerprint))
+    lines.append(("Model fingerprint", model.fingerprint))
     return Section("training", "What was trained", facts(lines))
 
 
@@ -65,17 +65,15 @@ def _fit(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     known = "an estimate, not certified"
     if certificate is not None:
         doubt = 1 - certificate["confidence"]
-        known = f"certified by {certificate['method']}, " + (
+        known = f"certified, {certificate['method']}, " + (
             f"with confidence 1 - {doubt:.0e}" if doubt else "exact"
         )
     return [
         ("Status", info["status"]),
         ("Objective", f"{info['objective']:.6g}"),
         ("Relative gap", f"{info['relative_gap']:.3g} ({known})"),
-        (
-            "Work",
-            f"{info['passes']} passes over X, {info['iterations']} iterations, {format_seconds(info['seconds'])}",
-        ),
+        ("Work", f"{info['passes']} passes over X, {info['iterations']} iterations"),
+        ("Time", format_seconds(info["seconds"])),
     ]
 
 
@@ -90,8 +88,9 @@ def convergence(model: Model) -> Section | None:
     gap = np.array([record.relative_gap for record in records])
     certified = np.array([record.certified for record in records])
     titles = [
-        f"iteration {record.iteration}, {record.passes} passes: objective {record.objective:.6g}, relative gap "
-        f"{record.relative_gap:.3g}{'' if record.certified else ' (estimate)'}, rank {record.rank}"
+        f"iteration {record.iteration}, {record.passes} passes: objective {record.objective:.6g}, "
+        f"relative gap {record.relative_gap:.3g}{'' if record.certified else ' (estimate)'}, "
+        f"rank {record.rank}"
         for record in records
     ]
     x = Axis.around("passes over X", passes, zero=True)
@@ -120,7 +119,7 @@ def convergence(model: Model) -> Section | None:
     kind = "certified" if certified[-1] else "an estimate"
     relative = chart(
         "Gap to the optimum",
-        f"The objective is at most this share above the optimum; the last gap, {gap[-1]:.2g}, is {kind}.",
+        f"A certified gap bounds how far the objective is above the optimum; the last, {gap[-1]:.2g}, is {kind}.",
         x,
         Axis.around("relative gap", gap, [tol] if tol > 0 else [], log=True),
         [Series("", passes, gap, marks=False), *marks],
@@ -133,7 +132,9 @@ def singular_values(model: Model) -> Array:
     """Return the singular values of W = U M, by way of a matrix of the size of its rank."""
     if not model.rank:
         return np.zeros(0)
-    left, right = np.linalg.qr(model.u, mode="r"), np.linalg.qr(model.m.T, mode="r")
+    left: Array
+    right: Array
+    left, right = (np.linalg.qr(factor)[1] for factor in (model.u, model.m.T))
     values: Array = np.linalg.svd(left @ right.T, compute_uv=False)
     return values
 
@@ -151,8 +152,8 @@ def spectrum(model: Model) -> Section | None:
     most = "" if radius is None else f" of the {radius:g} allowed"
     figure = chart(
         "Singular values of W",
-        f"{values.size} in all, from {values[0]:.3g} to {values[-1]:.3g}; their sum is {values.sum():.4g}{most}, "
-        f"and the first {half} are half of it.",
+        f"{values.size} in all, from {values[0]:.3g} to {values[-1]:.3g}; their sum is {values.sum():.4g}"
+        f"{most}, half of it in the first {half}.",
         Axis.around("number", place, zero=True),
         Axis.around("singular value", values, log=True),
         [Series("", place, values[kept], titles=[f"number {i + 1}: {values[i]:.4g}" for i in kept],
@@ -190,17 +191,17 @@ def cross_validation(search: Mapping[str, Any]) -> Section:
         shift = shifts[str(point["weights"])]
         return Series(name, [point["radius"]], [point["mean"]], colour, line=False, large=True, shift=shift)
 
-    rings = [around("chosen", chosen, 4)]
-    if frugal is not chosen:
-        rings.append(around("smallest radius within a standard error of the best", frugal, 0))
-    elif best is not chosen:
-        rings.append(around("best", best, 0))
+    # Some of the three are often the same point.
+    names = {id(point): _remark(point, chosen, best, frugal) for point in (chosen, best, frugal)}
+    rings = [
+        around(names[id(point)], point, 4 if point is chosen else 0) for point in points if id(point) in names
+    ]
     means, errors = (_floats(point[name] for point in points) for name in ("mean", "standard_error"))
     least = best["mean"] - best["standard_error"]
     figure = chart(
-        f"{_words(score)} on held-out rows",
-        f"Mean over {search['folds']} folds with a standard error on either side; best {_plus_minus(best)} at radius "
-        f"{best['radius']:g}, {best['weights']} weights.",
+        f"{_words(score)[:1].upper()}{_words(score)[1:]} on held-out rows",
+        f"Mean over {search['folds']} folds with a standard error on either side; best "
+        f"{_plus_minus(best)} at radius {best['radius']:g}, {best['weights']} weights.",
         Axis.around("radius", radii, log=bool(radii.max() > 10 * radii.min())),
         Axis.around(_words(score), means - errors, means + errors),
         [*series, *rings],
@@ -222,7 +223,7 @@ def cross_validation(search: Mapping[str, Any]) -> Section:
 
 
 def _remark(point: Any, chosen: Any, best: Any, frugal: Any) -> str:
-    names = {"chosen": chosen, "best": best, "one standard error": frugal}
+    names = {"chosen": chosen, "best": best, "smallest radius within a standard error": frugal}
     return ", ".join(name for name, each in names.items() if each is point)
 
 
@@ -264,7 +265,7 @@ def metrics(found: Evaluation, k: int, rows: str) -> Section:
     """Everything that ``dswml evaluate`` tells."""
     sets, rankings = set_table(found), ranking_table(found, k)
     content = (
-        f"<p>On {rows}. Labels are predicted by: {found.rule.replace('>', '&gt;')}. Figures in per cent.</p>"
+        f"<p>On {escape(rows)}. Predicted: {escape(found.rule)}. Figures in per cent.</p>"
         f'<div class="tables">{table("Predicted labels", *sets)}{table("Rankings", *rankings)}</div>'
         + facts(summary(found))
     )
@@ -283,7 +284,7 @@ def labels(model: Model, found: Evaluation, names: Sequence[str] | None) -> Sect
         chosen = known
         if known.size > MAX_MARKS:
             chosen = np.sort(np.random.default_rng(0).choice(known, MAX_MARKS, replace=False))
-        where = "of the data" if trained is None else "trained on"
+        where = "rows of the data" if trained is None else "rows trained on"
         of = (
             f"{known.size:,} labels"
             if chosen is known
@@ -293,11 +294,11 @@ def labels(model: Model, found: Evaluation, names: Sequence[str] | None) -> Sect
         figure = chart(
             "F1 by frequency of the label",
             f"{of} with rows in the data, and the mean over all labels of about the same frequency.",
-            Axis.around(f"rows {where}", counts[known], log=True),
-            Axis("F1", 0.0, 1.0),
+            Axis.around(where, counts[known], log=True),
+            Axis.around("F1", f1[chosen], zero=True),
             [
                 Series("a label", counts[chosen], f1[chosen], line=False, faint=True,
-                       titles=[f"{_name(names, i)}: {counts[i]:,} rows {where}, F1 {f1[i]:.3f}" for i in chosen]),
+                       titles=[f"{_name(names, i)}: {counts[i]:,} {where}, F1 {f1[i]:.3f}" for i in chosen.tolist()]),
                 Series("mean", middle, means, 2),
             ],
         )  # fmt: skip
@@ -308,7 +309,7 @@ def labels(model: Model, found: Evaluation, names: Sequence[str] | None) -> Sect
         lines = [
             (_name(names, i), f"{support[i]:,}", f"{by_label['predicted'][i]:,}",
              *(percent(by_label[name][i]) for name in ("precision", "recall", "f1")))
-            for i in order
+            for i in order.tolist()
         ]  # fmt: skip
         return table(caption, header, lines, long=True)
 
@@ -318,15 +319,15 @@ def labels(model: Model, found: Evaluation, names: Sequence[str] | None) -> Sect
     worst = there[np.lexsort((-support[there], f1[there]))]
     if there.size <= 2 * LISTED:
         return Section("labels", "Labels", content + listed("Labels, best first", best))
-    note = f"<p>Of the labels with at least {fewest} rows in the data; of equal ones the more frequent first.</p>"
+    note = f"<p>Of the labels with at least {fewest} rows in the data; of equals the more frequent first.</p>"
     lists = listed("Best labels", best[:LISTED]) + listed("Worst labels", worst[:LISTED])
     return Section("labels", "Labels", f'{content}{note}<div class="tables">{lists}</div>')
 
 
 def _means_by_frequency(counts: Array, f1: Array) -> tuple[Array, Array]:
-    """Return the geometric middle and the mean F1 of groups of labels, three to a doubling at most ten times."""
+    """Return the geometric middle and the mean F1 of groups of labels of about the same frequency."""
     low, high = np.log(counts.min()), np.log(counts.max())
-    edges = np.linspace(low, high, min(12, 2 + int(3 * (high - low))))
+    edges = np.linspace(low, high, min(9, 2 + int(2 * (high - low))))
     group = np.clip(np.digitize(np.log(counts), edges) - 1, 0, edges.size - 1)
     there = np.unique(group)
     middle = [np.exp(np.log(counts[group == each]).mean()) for each in there]

@@ -82,7 +82,8 @@ def thinned(curve: ThresholdCurve, number: int) -> ThresholdCurve:
     if finite.size <= number:
         return curve
     span = float(finite[-1] - finite[0]) or 1.0
-    course = np.stack([finite / span, *(way()[1:-1] for way in (curve.precision, curve.recall, curve.f1))])
+    ways = (curve.precision, curve.recall, curve.f1, curve.false_positive_rate)
+    course = np.stack([finite / span, *(way()[1:-1] for way in ways)])
     length = np.concatenate([[0.0], np.cumsum(np.abs(np.diff(course)).sum(axis=0))])
     places = np.searchsorted(length, np.linspace(0, length[-1], number))
     best = np.flatnonzero(finite == curve.best()[0])
