@@ -251,9 +251,9 @@ def _across(line: Line, x: Axis, y: Axis) -> str:
 
 def _drawn(series: Series, x: Axis, y: Axis) -> list[str]:
     across, up = _across_x(x.shares(series.x)) + series.shift, _across_y(y.shares(series.y))
-    there = np.flatnonzero(np.isfinite(across) & np.isfinite(up))
+    there = np.flatnonzero(np.isfinite(across) & np.isfinite(up)).tolist()
     parts = []
-    if series.line and there.size > 1:
+    if series.line and len(there) > 1:
         points = " ".join(f"{across[i]:.1f},{up[i]:.1f}" for i in there)
         parts.append(f'<polyline class="line {series.classes}" points="{points}"/>')
     if series.errors is not None:

@@ -63,6 +63,6 @@ def report(
     if as_json:
         click.echo(json.dumps(asdict(done)))
         return
-    for sentence in done.left_out:
+    for sentence in () if quiet else done.left_out:
         click.echo(sentence, err=True)
     click.echo(f"The report is in {done.url}")

@@ -76,7 +76,7 @@ footer{margin-top:2.4rem;padding-bottom:2rem}
 @media (min-width:50rem){.charts figure:only-child{max-width:none;display:grid;column-gap:2rem;
 grid-template:auto auto 1fr/1fr 1fr}.charts :only-child>h3{grid-column:1/-1}
 .charts :only-child>svg{grid-row:2/4}.charts :only-child>figcaption:last-child{grid-column:2}}
-@media print{@page{margin:14mm}body{font-size:10pt}nav,summary{display:none}
+@media print{@page{margin:14mm}html{font-size:10pt}nav,summary{display:none}
 section{break-inside:auto}h2,h3{break-after:avoid}tr,.tiles li{break-inside:avoid}.scroll{overflow:visible}
 .charts,.tables{grid-template-columns:1fr 1fr}
 details::details-content{content-visibility:visible;height:auto}}

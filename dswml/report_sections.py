@@ -119,7 +119,8 @@ def convergence(model: Model) -> Section | None:
     kind = "certified" if certified[-1] else "an estimate"
     relative = chart(
         "Gap to the optimum",
-        f"A certified gap bounds how far the objective is above the optimum; the last, {gap[-1]:.2g}, is {kind}.",
+        "A certified gap bounds how far the objective is above the optimum; "
+        f"the last, {gap[-1]:.2g}, is {kind}.",
         x,
         Axis.around("relative gap", gap, [tol] if tol > 0 else [], log=True),
         [Series("", passes, gap, marks=False), *marks],
@@ -223,7 +224,7 @@ def cross_validation(search: Mapping[str, Any]) -> Section:
 
 
 def _remark(point: Any, chosen: Any, best: Any, frugal: Any) -> str:
-    names = {"chosen": chosen, "best": best, "smallest radius within a standard error": frugal}
+    names = {"chosen": chosen, "best": best, "one-standard-error choice": frugal}
     return ", ".join(name for name, each in names.items() if each is point)
 
 
@@ -290,6 +291,7 @@ def labels(model: Model, found: Evaluation, names: Sequence[str] | None) -> Sect
             if chosen is known
             else f"A sample of {chosen.size} of {known.size:,} labels"
         )
+        titles = [f"{_name(names, i)}: {counts[i]:,} {where}, F1 {f1[i]:.3f}" for i in chosen.tolist()]
         middle, means = _means_by_frequency(counts[known], f1[known])
         figure = chart(
             "F1 by frequency of the label",
@@ -297,11 +299,10 @@ def labels(model: Model, found: Evaluation, names: Sequence[str] | None) -> Sect
             Axis.around(where, counts[known], log=True),
             Axis.around("F1", f1[chosen], zero=True),
             [
-                Series("a label", counts[chosen], f1[chosen], line=False, faint=True,
-                       titles=[f"{_name(names, i)}: {counts[i]:,} {where}, F1 {f1[i]:.3f}" for i in chosen.tolist()]),
+                Series("a label", counts[chosen], f1[chosen], line=False, faint=True, titles=titles),
                 Series("mean", middle, means, 2),
             ],
-        )  # fmt: skip
+        )
         content = f'<div class="charts">{figure}</div>'
 
     def listed(caption: str, order: Array) -> str:
