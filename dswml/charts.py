@@ -208,7 +208,7 @@ def chart(
 def _power(value: float) -> str:
     power = math.floor(math.log10(value) + 1e-9)
     factor = value / 10.0**power
-    return ("" if abs(factor - 1) < 1e-9 else f"{factor:.3g}·") + "10" + str(power).translate(_SUPERSCRIPT)
+    return ("" if abs(factor - 1) < 1e-9 else f"{factor:.6g}·") + "10" + str(power).translate(_SUPERSCRIPT)
 
 
 def _across_x(share: Any) -> Any:
