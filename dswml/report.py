@@ -153,15 +153,15 @@ def _sections(
     curve = None if search is None else curve_of(search)
     if search is not None and curve is not None:
         held_out = f"the held-out rows of {search['folds']} folds"
-        sections.append(write.thresholds(model, curve, Auc(search["micro_auc"], 0.0), held_out))
+        sections.append(write.thresholds(model, curve, Auc(*search["micro_auc"]), held_out))
     missing = "metrics and labels" if curve is not None else "thresholds, ROC, metrics and labels"
     left_out.append(f"No {missing}: '--data STORE' scores the rows of a data set.")
     return [each for each in sections if each is not None], left_out
 
 
 def _lead(model: Model) -> str:
-    data = model.info.get("data")
-    on = "" if data is None else f" on {data['n_rows']:,} rows"
+    n_rows = model.info.get("data", {}).get("n_rows")
+    on = "" if n_rows is None else f" on {n_rows:,} rows"
     return (
         f"A sparsity-weighted multi-label classifier of {model.n_labels:,} labels from "
         f"{model.n_features:,} features, trained{on}."

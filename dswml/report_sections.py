@@ -31,16 +31,12 @@ FEWEST_ROWS = 5
 
 def training(model: Model) -> Section:
     """What was trained on what."""
-    info = model.info
-    shape = f"{model.n_features:,} features, {model.n_labels:,} labels"
-    lines = [("Data", shape)]
-    if "data" in info:
-        data = info["data"]
-        lines = [
-            ("Data", f"{data['n_rows']:,} rows (N), {data['n_features']:,} features (D), "
-             f"{data['n_labels']:,} labels (L), {data['nnz_y'] / data['n_rows']:.3g} labels a row"),
-            ("Data fingerprint", data["fingerprint"]),
-        ]  # fmt: skip
+    info, data = model.info, model.info.get("data", {})
+    rows = f"{data['n_rows']:,} rows (N), " if "n_rows" in data else ""
+    each = f", {data['nnz_y'] / data['n_rows']:.3g} labels a row" if "nnz_y" in data else ""
+    lines = [("Data", f"{rows}{model.n_features:,} features (D), {model.n_labels:,} labels (L){each}")]
+    if "fingerprint" in data:
+        lines.append(("Data fingerprint", data["fingerprint"]))
     if "k_hat" in info:
         lines.append(("K_hat", f"{info['k_hat']} labels on a row at most"))
     parameters = info.get("parameters", {})

@@ -207,6 +207,21 @@ def test_thresholds_and_roc_are_those_of_numpy(place: Path) -> None:
     assert float(shown[1]) == pytest.approx(100 * best, abs=0.006)
 
 
+def test_without_data_thresholds_are_those_of_the_held_out_rows(
+    place: Path, fitted: SparseWeightedClassifierCV, tmp_path: Path
+) -> None:
+    write_report(place / "m.zarr", tmp_path / "r.html")
+    captions = " ".join(read(tmp_path / "r.html").texts["figcaption"])
+    curve = fitted.tuned_.best.curve
+    assert curve is not None
+    theta, best = curve.best()
+    assert (
+        f"held-out rows of 3 folds; F1 is best, {100 * best:.2f} %, at the threshold {theta:.4g}" in captions
+    )
+    area = np.trapezoid(curve.recall()[::-1], curve.false_positive_rate()[::-1])
+    assert f"the area under the curve is {100 * area:.2f} % (error at most " in captions
+
+
 def test_spectrum_is_that_of_w(place: Path) -> None:
     model = load_model(place / "m.zarr")
     values = np.linalg.svd(model.u @ model.m, compute_uv=False)[: model.rank]
