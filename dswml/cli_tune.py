@@ -47,6 +47,7 @@ def _weights(text: str) -> list[str | float]:
     help="Weightings to try: names or p0, by commas.",
 )
 @click.option("--folds", type=click.IntRange(min=0), default=5, show_default=True, help="0: the path alone.")
+@click.option("--stratify", is_flag=True, help="Give every fold about the same share of every label.")
 @click.option("--score", default="micro_f1", show_default=True, help="The metric that chooses.")
 @click.option("--rule", type=click.Choice(["best", "one-standard-error"]), default="best", show_default=True)
 @click.option(
@@ -69,6 +70,7 @@ def tune(
     radii: str,
     weights: str,
     folds: int,
+    stratify: bool,
     score: str,
     rule: str,
     threshold: float,
@@ -115,6 +117,7 @@ def tune(
             weights=chosen_weights,
             folds=folds,
             seed=seed,
+            stratify=stratify,
             score=score,
             threshold=threshold,
             tol=tol,

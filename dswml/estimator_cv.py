@@ -26,6 +26,8 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
         Weightings to try.
     folds : int, default=5
         Number of folds; a row's fold is a hash of its number and ``random_state``.
+    stratify : bool, default=False
+        Give every fold about the same share of every label instead; see `dswml.stratify`.
     scoring : str, default="micro_f1"
         The metric that chooses, on held-out rows; see `dswml.tuning.SCORES`.
     rule : {"best", "one-standard-error"}, default="best"
@@ -58,6 +60,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
         *,
         weights: Sequence[str | float] = ("sparsity", "uniform"),
         folds: int = 5,
+        stratify: bool = False,
         scoring: str = "micro_f1",
         rule: str = "best",
         tune_threshold: bool = False,
@@ -81,6 +84,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
         )
         self.radii = radii
         self.folds = folds
+        self.stratify = stratify
         self.scoring = scoring
         self.rule = rule
         self.tune_threshold = tune_threshold
@@ -114,6 +118,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
                 weights=self.weights,  # type: ignore[arg-type]
                 folds=self.folds,
                 seed=parameters.options.seed,
+                stratify=self.stratify,
                 score=self.scoring,
                 tol=parameters.options.tol,
                 fit_intercept=float(self.fit_intercept),
