@@ -50,8 +50,11 @@ def assign_folds(labels: Any, n_folds: int, seed: int) -> Array:
     preferred = fold_of_rows(0, labels.shape[0], n_folds, seed)
     folds = np.full(labels.shape[0], 255, dtype=np.uint8)
     # One type of index, so that the loop is compiled once.
-    indexes = (labels.indptr, labels.indices, by_label.indptr, by_label.indices)
-    _assign(*(index.astype(np.int64, copy=False) for index in indexes), preferred, n_folds, folds)
+    row_ends, columns, label_ends, rows = (
+        index.astype(np.int64, copy=False)
+        for index in (labels.indptr, labels.indices, by_label.indptr, by_label.indices)
+    )
+    _assign(row_ends, columns, label_ends, rows, preferred, n_folds, folds)
     return folds
 
 
