@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .evaluation import evaluate
     from .model import Model, load_model
     from .prediction import predict_dataset
+    from .report import write_report
 
 __all__ = [
     "Model",
@@ -22,6 +23,7 @@ __all__ = [
     "load_model",
     "open_dataset",
     "predict_dataset",
+    "write_report",
 ]
 
 # Loaded when first used, so that the command line starts at once.
@@ -34,6 +36,7 @@ _HOMES = {
     "load_model": "model",
     "open_dataset": "dataset",
     "predict_dataset": "prediction",
+    "write_report": "report",
 }
 
 

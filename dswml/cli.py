@@ -25,6 +25,7 @@ VERBS = {
     "import": "dswml.cli_data:import_",
     "plan": "dswml.cli_plan:plan",
     "predict": "dswml.cli_predict:predict",
+    "report": "dswml.cli_report:report",
     "synth": "dswml.cli_data:synth",
     "train": "dswml.cli_train:train",
     "tune": "dswml.cli_tune:tune",

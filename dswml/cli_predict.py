@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -14,21 +14,18 @@ import click
 from dswml.cli import number_of_bytes, verb_options
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import StoppedEarlyError, UsageError
+from dswml.evaluation_tables import Table, ranking_table, set_table, summary
 from dswml.progress import OnProgress, format_seconds, show_progress
 
 if TYPE_CHECKING:
-    from dswml.evaluation import Evaluation
     from dswml.executor import Executor
     from dswml.prediction import Prediction
 
-__all__ = ["evaluate", "predict"]
-
-#: Title and lines of a table: a name and its cells.
-Table = tuple[Sequence[str], Sequence[Sequence[str]]]
+__all__ = ["block_bytes_option", "evaluate", "predict", "working"]
 
 
 @contextmanager
-def _working(cluster: ClusterOptions, silent: bool) -> Iterator[tuple[Executor, OnProgress | None]]:
+def working(cluster: ClusterOptions, silent: bool) -> Iterator[tuple[Executor, OnProgress | None]]:
     """Yield who does the work and whom to tell about it."""
 
     def announce(line: str) -> None:
@@ -48,7 +45,7 @@ _top_k = click.option(
 _threshold = click.option(
     "--threshold", type=float, metavar="T", help="Predict the labels with a score of at least T."
 )
-_block_bytes = click.option(
+block_bytes_option = click.option(
     "--block-bytes",
     metavar="BYTES",
     default="64 MiB",
@@ -79,7 +76,7 @@ _block_bytes = click.option(
 )
 @click.option("--resume", is_flag=True, help="Go on with a prediction that was interrupted.")
 @click.option("--overwrite", is_flag=True, help="Replace what is at OUT.")
-@_block_bytes
+@block_bytes_option
 @cluster_options
 @verb_options
 def predict(
@@ -106,7 +103,7 @@ def predict(
     if top_k is not None and threshold is not None:
         raise UsageError("--top-k and --threshold exclude each other: give one of them")
     try:
-        with _working(cluster, quiet or as_json) as (executor, on_progress):
+        with working(cluster, quiet or as_json) as (executor, on_progress):
             from dswml.prediction import predict_dataset
 
             done = predict_dataset(
@@ -164,7 +161,7 @@ def _prediction_line(done: Prediction) -> str:
     help="Parameters of the propensities: 0.5 0.4 for Wikipedia, 0.6 2.6 for Amazon.",
 )
 @click.option("--exact", is_flag=True, help="Read twice, for the AUC and the best threshold without error.")
-@_block_bytes
+@block_bytes_option
 @cluster_options
 @verb_options
 def evaluate(
@@ -189,7 +186,7 @@ def evaluate(
     """
     if top_k is not None and threshold is not None:
         raise UsageError("--top-k and --threshold exclude each other: give one of them")
-    with _working(cluster, quiet or as_json) as (executor, on_progress):
+    with working(cluster, quiet or as_json) as (executor, on_progress):
         from dswml.evaluation import evaluate as measure
 
         found = measure(
@@ -212,57 +209,9 @@ def evaluate(
     click.echo(
         f"{store}: {found.n_rows:,} rows, {found.n_labels:,} labels; predicted: {found.rule}; figures in %"
     )
-    for table in (_set_table(found), _ranking_table(found, k)):
+    for table in (set_table(found), ranking_table(found, k)):
         _show_table(table)
-    click.echo("\n" + "\n".join(_summary(found)))
-
-
-def _percent(value: float) -> str:
-    return f"{100 * value:.2f}"
-
-
-def _set_table(found: Evaluation) -> Table:
-    names = ("precision", "recall", "f1")
-    lines = [
-        (average, *(_percent(found.scores[f"{average}_{name}"]) for name in names))
-        for average in ("micro", "macro", "samples")
-    ]
-    return ("", "precision", "recall", "F1"), lines
-
-
-def _ranking_table(found: Evaluation, k: int) -> Table:
-    depth = sum(name.startswith("P@") for name in found.scores)
-    places = sorted({place for place in (1, 3, 5, k) if place <= depth} | {depth})
-    lines = [
-        (name, *(_percent(found.scores[f"{name}@{place}"]) for place in places))
-        for name in ("P", "nDCG", "R", "PSP", "PSnDCG")
-        if f"{name}@1" in found.scores
-    ]
-    return ("", *(f"@{place}" for place in places)), lines
-
-
-def _summary(found: Evaluation) -> list[str]:
-    scores, auc = found.scores, found.auc
-    edges = f"{found.edges['number']:,} edges, {found.edges['kind']}"
-    exact = "exact" if auc.error_bound == 0 else f"+- {_bound(100 * auc.error_bound)}"
-    lines = [
-        ("micro AUC", f"{_percent(auc.value)} {exact} ({edges})"),
-        ("best micro F1", f"{_percent(found.best_f1)} at the threshold {found.best_threshold:.4g}"),
-        ("Hamming loss", f"{100 * scores['hamming_loss']:.4g}"),
-        ("weighted Hamming loss", f"{scores['weighted_hamming_loss']:.4g} a row (p0 = {found.p0:.4g})"),
-        ("coverage", f"{_percent(scores['coverage'])} (labels predicted rightly at least once)"),
-        (
-            "labels a row",
-            f"{scores['output_sparsity']:.4g} predicted, {scores['label_cardinality']:.4g} true",
-        ),
-    ]
-    if found.propensity is None:
-        lines.append(("PSP, PSnDCG", "left out: name the training data with --propensity-from"))
-    return [f"{name:<22}{value}" for name, value in lines]
-
-
-def _bound(value: float) -> str:
-    return f"{value:.1g}" if value < 0.01 else f"{value:.2f}"
+    click.echo("\n" + "\n".join(f"{name:<22}{value}" for name, value in summary(found)))
 
 
 def _show_table(table: Table) -> None:

@@ -47,6 +47,7 @@ def _weights(text: str) -> list[str | float]:
     help="Weightings to try: names or p0, by commas.",
 )
 @click.option("--folds", type=click.IntRange(min=0), default=5, show_default=True, help="0: the path alone.")
+@click.option("--stratify", is_flag=True, help="Give every fold about the same share of every label.")
 @click.option("--score", default="micro_f1", show_default=True, help="The metric that chooses.")
 @click.option("--rule", type=click.Choice(["best", "one-standard-error"]), default="best", show_default=True)
 @click.option(
@@ -69,6 +70,7 @@ def tune(
     radii: str,
     weights: str,
     folds: int,
+    stratify: bool,
     score: str,
     rule: str,
     threshold: float,
@@ -92,6 +94,7 @@ def tune(
     from dswml.dataset import open_dataset
     from dswml.estimator import SparseWeightedClassifier
     from dswml.model_file import check_place
+    from dswml.search_record import searched
     from dswml.training import train
 
     chosen_radii, chosen_weights = _numbers(radii, "--radii"), _weights(weights)
@@ -114,6 +117,7 @@ def tune(
             weights=chosen_weights,
             folds=folds,
             seed=seed,
+            stratify=stratify,
             score=score,
             threshold=threshold,
             tol=tol,
@@ -137,7 +141,7 @@ def tune(
                 random_state=seed,
             )
             model, _ = train(data, estimator.checked_parameters(), executor)
-            model.save(output, overwrite=overwrite, storage_options=storage_options)
+            searched(model, tuned, chosen).save(output, overwrite=overwrite, storage_options=storage_options)
     if as_json:
         click.echo(json.dumps(_described(tuned, chosen)))
         return

@@ -7,6 +7,7 @@ from typing import Any
 
 from .errors import UsageError
 from .estimator import SparseWeightedClassifier, current_executor
+from .search_record import searched
 from .tuning import tune
 
 __all__ = ["SparseWeightedClassifierCV"]
@@ -25,6 +26,8 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
         Weightings to try.
     folds : int, default=5
         Number of folds; a row's fold is a hash of its number and ``random_state``.
+    stratify : bool, default=False
+        Give every fold about the same share of every label instead; see `dswml.stratify`.
     scoring : str, default="micro_f1"
         The metric that chooses, on held-out rows; see `dswml.tuning.SCORES`.
     rule : {"best", "one-standard-error"}, default="best"
@@ -57,6 +60,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
         *,
         weights: Sequence[str | float] = ("sparsity", "uniform"),
         folds: int = 5,
+        stratify: bool = False,
         scoring: str = "micro_f1",
         rule: str = "best",
         tune_threshold: bool = False,
@@ -80,6 +84,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
         )
         self.radii = radii
         self.folds = folds
+        self.stratify = stratify
         self.scoring = scoring
         self.rule = rule
         self.tune_threshold = tune_threshold
@@ -113,6 +118,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
                 weights=self.weights,  # type: ignore[arg-type]
                 folds=self.folds,
                 seed=parameters.options.seed,
+                stratify=self.stratify,
                 score=self.scoring,
                 tol=parameters.options.tol,
                 fit_intercept=float(self.fit_intercept),
@@ -130,6 +136,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
         for name, value in vars(single).items():
             if name.endswith("_"):
                 setattr(self, name, value)
+        self.model_ = searched(self.model_, self.tuned_, chosen)
         return self
 
     def _single(self, radius: float, weights: str | float) -> SparseWeightedClassifier:

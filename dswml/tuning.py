@@ -36,6 +36,7 @@ from .frank_wolfe import (
 )
 from .problem import Problem
 from .stored import Dataset
+from .stratify import stratified_folds
 from .sweep import Partial, Sweep, combine, sweep_block_together
 from .weights import resolve_p0
 
@@ -271,6 +272,7 @@ def tune(
     weights: Sequence[str | float] = ("sparsity",),
     folds: int = 5,
     seed: int = 0,
+    stratify: bool = False,
     score: str = "micro_f1",
     threshold: float = 0.5,
     tol: float = 1e-3,
@@ -295,6 +297,8 @@ def tune(
         Number of folds; 0 solves the grid on all rows and scores nothing.
     seed : int
         Shuffles the folds.
+    stratify : bool
+        Give every fold about the same share of every label, from one more read of Y; see `dswml.stratify`.
     score : str
         The metric that chooses, by its name in the table.
     threshold : float
@@ -341,7 +345,9 @@ def tune(
     try:
         with one_blas_thread(), ThreadPoolExecutor(max(executor.n_slots, 1)) as pool:
             p0s = [p0 for _, p0 in weightings]
-            search = _Search(executor, source, radii, p0s, folds, seed, tol, memory_limit, window, pool)
+            assigned = stratified_folds(source, executor, folds, seed) if stratify and folds else None
+            parts = [Fold(folds, seed, fold, assigned) for fold in range(folds)]
+            search = _Search(executor, source, radii, p0s, parts, tol, memory_limit, window, pool)
             iterations = search.solve(on_iteration)
             points = search.evaluated(grid, threshold, k)
     finally:
@@ -356,8 +362,7 @@ class _Search:
         source: BlockSource,
         radii: Sequence[float],
         weightings: Sequence[float],
-        folds: int,
-        seed: int,
+        folds: Sequence[Fold],
         tol: float,
         memory_limit: int,
         window: int,
@@ -366,7 +371,7 @@ class _Search:
         self.executor, self.source, self.pool = executor, source, pool
         self.rows_read = 0
         data = source.data
-        self.folds: list[Fold | None] = [Fold(folds, seed, fold) for fold in range(folds)] or [None]
+        self.folds: list[Fold | None] = [*folds] or [None]
         sources = [replace(source, fold=fold) for fold in self.folds]
         counted = executor.reduce(_count_labels, combine, data.blocks, tuple(sources))
         self.paths: list[_Path] = []

@@ -113,5 +113,6 @@ def test_quickstart_runs_in_a_fresh_clone(tmp_path: Path) -> None:
     told = subprocess.run([clone / "scripts" / "quickstart"], capture_output=True, text=True, timeout=1200)
     assert told.returncode == 0, told.stderr
     assert (clone / "quickstart-output" / "synthetic.zarr" / "zarr.json").is_file()
+    assert (clone / "quickstart-output" / "report.html").read_text().startswith("<!DOCTYPE html>")
     changed = subprocess.run(["git", "-C", clone, "status", "--short"], capture_output=True, text=True)
     assert changed.stdout == ""

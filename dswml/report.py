@@ -1,0 +1,216 @@
+"""The report of a model: one HTML file that shows what was trained, how it went, and how good it is."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from . import report_sections as write
+from .blocks import DEFAULT_BLOCK_BYTES
+from .errors import DataError, StoreExistsError
+from .evaluation import Evaluation, evaluate
+from .evaluation_tables import percent
+from .executor import Executor
+from .model import Model, load_model
+from .progress import OnProgress
+from .report_page import Section, page, tiles
+from .roc import Auc
+from .search_record import curve_of
+from .sources import as_dataset
+from .storage import absolute_url, filesystem, store_exists
+from .stored import Dataset, StoredDataset
+
+__all__ = ["Report", "write_report"]
+
+
+@dataclass(frozen=True)
+class Report:
+    """Where a report is and what is in it.
+
+    Attributes
+    ----------
+    url : str
+    n_bytes : int
+    sections : tuple of str
+        By their anchors.
+    left_out : tuple of str
+        A sentence for what is missing and how to get it.
+    """
+
+    url: str
+    n_bytes: int
+    sections: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
+def write_report(
+    model: Model | str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    X: Any = None,
+    Y: Any = None,
+    *,
+    k: int = 5,
+    exact: bool = False,
+    overwrite: bool = False,
+    block_bytes: int = DEFAULT_BLOCK_BYTES,
+    executor: Executor | None = None,
+    on_progress: OnProgress | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Report:
+    """Write the report of a model: a page that needs no network and no script.
+
+    Without data it tells how the model was trained, its spectrum and the search that chose it, if there
+    was one. With data come metrics, threshold curve and ROC, and how well each label is predicted.
+
+    Parameters
+    ----------
+    model : Model, str or path
+        A model or the place of one.
+    out : str or path
+        The HTML file to write, a local path or fsspec URL.
+    X, Y : optional
+        Data to score, best such as the model has not seen: a data set or the place of one, or features and
+        labels in any form that `dswml.sources.as_dataset` takes.
+    k : int
+        Length of the rankings.
+    exact : bool
+        Read the data twice, for an AUC and a best threshold without error.
+    overwrite : bool
+        Replace the file that is there.
+    block_bytes, executor, on_progress, storage_options
+        As for `dswml.evaluate`.
+
+    Returns
+    -------
+    Report
+
+    Examples
+    --------
+    >>> import numpy as np, tempfile
+    >>> model = Model(u=np.eye(2), m=np.array([[0.9, 0.1, 0.6], [0.2, 0.7, 0.4]]), p0=0.1)
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_report(model, f"{folder}/model.html", np.eye(2), [[1, 0, 0], [0, 1, 0]]).sections
+    ('training', 'spectrum', 'thresholds', 'metrics', 'labels')
+    """
+    place = absolute_url(out)
+    _check_place(place, overwrite, storage_options)
+    name = "a model"
+    if not isinstance(model, Model):
+        name, model = public_name(model), load_model(model, storage_options=storage_options)
+    found, names, rows = None, model.label_names, ""
+    if X is not None:
+        if Y is None and isinstance(X, str | os.PathLike):
+            X = StoredDataset(X, block_bytes, storage_options)
+        data = as_dataset(X, Y, block_bytes=block_bytes)
+        found = evaluate(model, data, k=k, exact=exact, executor=executor, on_progress=on_progress)
+        names = names or data.label_names
+        rows = _rows(model, data)
+    sections, left_out = _sections(model, found, names, rows, k)
+    content = page(f"Report of {name}", _lead(model), _top(model, found), sections, left_out).encode()
+    _put(place, content, storage_options)
+    return Report(place, len(content), tuple(each.key for each in sections), tuple(left_out))
+
+
+def public_name(url: str | os.PathLike[str]) -> str:
+    """Return the last part of a path or URL: nothing of users, passwords, tokens and folders.
+
+    Examples
+    --------
+    >>> public_name("https://user:word@host/a/b.zarr?token=1/2"), public_name("s3://key:word@bucket")
+    ('b.zarr', 'bucket')
+    """
+    text = absolute_url(url)
+    if "://" in text:
+        text = text.split("?")[0].split("#")[0].rstrip("/")
+    return text.rsplit("/", 1)[-1].rsplit("@", 1)[-1]
+
+
+def _rows(model: Model, data: Dataset) -> str:
+    """Say which rows were scored."""
+    name = "" if data.url is None else f" of {public_name(data.url)}"
+    seen = model.info.get("data", {}).get("fingerprint") == data.fingerprint
+    return f"the {data.n_rows:,} rows{name}" + (", which the model was trained on" if seen else "")
+
+
+def _sections(
+    model: Model, found: Evaluation | None, names: tuple[str, ...] | None, rows: str, k: int
+) -> tuple[list[Section], list[str]]:
+    sections: list[Section | None] = [write.training(model), write.convergence(model), write.spectrum(model)]
+    search = model.info.get("search")
+    left_out = []
+    if search is None:
+        left_out.append("No cross-validation: 'dswml tune STORE --model MODEL' makes a model that has one.")
+    else:
+        sections.append(write.cross_validation(search))
+    if found is not None:
+        sections.append(write.thresholds(model, found.curve, found.auc, rows))
+        sections += [write.metrics(found, k, rows), write.labels(model, found, names)]
+        return [each for each in sections if each is not None], left_out
+    curve = None if search is None else curve_of(search)
+    if search is not None and curve is not None:
+        held_out = f"the held-out rows of {search['folds']} folds"
+        sections.append(write.thresholds(model, curve, Auc(*search["micro_auc"]), held_out))
+    missing = "metrics and labels" if curve is not None else "thresholds, ROC, metrics and labels"
+    left_out.append(f"No {missing}: '--data STORE' scores the rows of a data set.")
+    return [each for each in sections if each is not None], left_out
+
+
+def _lead(model: Model) -> str:
+    n_rows = model.info.get("data", {}).get("n_rows")
+    on = "" if n_rows is None else f" on {n_rows:,} rows"
+    return (
+        f"A sparsity-weighted multi-label classifier of {model.n_labels:,} labels from "
+        f"{model.n_features:,} features, trained{on}."
+    )
+
+
+def _top(model: Model, found: Evaluation | None) -> str:
+    figures = [("rank of W", f"{model.rank}")]
+    info = model.info
+    if "objective" in info:
+        kind = "certified" if info.get("certificate") else "estimated"
+        figures = [
+            ("status", info["status"].capitalize()),
+            (f"relative gap, {kind}", f"{info['relative_gap']:.2g}"),
+            ("passes over X", f"{info['passes']}"),
+            *figures,
+        ]
+    if found is not None:
+        figures += [
+            ("micro F1", f"{percent(found.scores['micro_f1'])} %"),
+            ("P@1", f"{percent(found.scores['P@1'])} %"),
+            ("micro AUC", f"{percent(found.auc.value)} %"),
+        ]
+    return tiles(figures)
+
+
+def _check_place(place: str, overwrite: bool, storage_options: Mapping[str, Any] | None) -> None:
+    if not store_exists(place, storage_options):
+        return
+    fs, path = filesystem(place, storage_options)
+    if not fs.isfile(path):
+        raise StoreExistsError(f"{place} is a folder: it is not replaced by a report; name a file")
+    if not overwrite:
+        raise StoreExistsError(f"{place} exists: choose another place, or overwrite=True (--overwrite)")
+
+
+def _put(place: str, content: bytes, storage_options: Mapping[str, Any] | None) -> None:
+    """Write a file that is there as a whole or not at all."""
+    if "://" in place:  # an object store shows a file when it is all there
+        fs, path = filesystem(place, storage_options)
+        fs.pipe_file(path, content)
+        return
+    aside = f"{place}.{uuid.uuid4().hex[:8]}.partial"
+    try:
+        os.makedirs(os.path.dirname(place), exist_ok=True)
+        with open(aside, "wb") as file:
+            file.write(content)
+        os.replace(aside, place)
+    except OSError as error:
+        with suppress(OSError):
+            os.remove(aside)
+        raise DataError(f"the report {place} cannot be written: {error}") from error

@@ -1,0 +1,357 @@
+"""The sections of a report: each is written from what is known, and left out where nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .charts import Axis, Line, Series, chart
+from .evaluation import Evaluation
+from .evaluation_tables import percent, ranking_table, set_table, summary
+from .model import Model
+from .progress import format_seconds
+from .report_page import Section, facts, table
+from .roc import Auc, ThresholdCurve
+from .search_record import thinned
+
+__all__ = ["convergence", "cross_validation", "labels", "metrics", "spectrum", "thresholds", "training"]
+
+Array = npt.NDArray[Any]
+
+#: Most marks of a chart, points of a curve, labels in a list, and characters of a name.
+MAX_MARKS, MAX_CURVE, LISTED, NAME_LENGTH = 800, 200, 10, 60
+#: Rows of the data that a label must have to be listed as well or badly predicted.
+FEWEST_ROWS = 5
+
+
+def training(model: Model) -> Section:
+    """What was trained on what."""
+    info, data = model.info, model.info.get("data", {})
+    rows = f"{data['n_rows']:,} rows (N), " if "n_rows" in data else ""
+    each = f", {data['nnz_y'] / data['n_rows']:.3g} labels a row" if "nnz_y" in data else ""
+    lines = [("Data", f"{rows}{model.n_features:,} features (D), {model.n_labels:,} labels (L){each}")]
+    if "fingerprint" in data:
+        lines.append(("Data fingerprint", data["fingerprint"]))
+    if "k_hat" in info:
+        lines.append(("K_hat", f"{info['k_hat']} labels on a row at most"))
+    parameters = info.get("parameters", {})
+    weights = f" ({parameters['weights']} weights)" if isinstance(parameters.get("weights"), str) else ""
+    lines.append(("p0", f"{model.p0:.4g}{weights}, the weight of inactive labels"))
+    rows = "as given" if model.normalize is None else f"scaled to unit {model.normalize} norm"
+    intercept = f", with a constant column of {model.intercept:g}" if model.intercept else ""
+    lines += [("Rows", rows + intercept), ("Loss", model.loss), ("Predicted", str(model.rule))]
+    if "radius" in parameters:
+        lines.append(("Radius", f"{parameters['radius']:g}, of the nuclear-norm ball"))
+    lines.append(("Rank of W", f"{model.rank}"))
+    if "objective" in info:
+        lines += _fit(info)
+    if "versions" in info:
+        lines.append(("Versions", ", ".join(f"{name} {number}" for name, number in info["versions"].items())))
+    lines.append(("Model fingerprint", model.fingerprint))
+    return Section("training", "What was trained", facts(lines))
+
+
+def _fit(info: Mapping[str, Any]) -> list[tuple[str, str]]:
+    certificate = info.get("certificate")
+    known = "an estimate, not certified"
+    if certificate is not None:
+        doubt = 1 - certificate["confidence"]
+        known = f"certified, {certificate['method']}, " + (
+            f"with confidence 1 - {doubt:.0e}" if doubt else "exact"
+        )
+    return [
+        ("Status", info["status"]),
+        ("Objective", f"{info['objective']:.6g}"),
+        ("Relative gap", f"{info['relative_gap']:.3g} ({known})"),
+        ("Work", f"{info['passes']} passes over X, {info['iterations']} iterations"),
+        ("Time", format_seconds(info["seconds"])),
+    ]
+
+
+def convergence(model: Model) -> Section | None:
+    """Objective and gap against the passes over X."""
+    if len(model.history) < 2:
+        return None
+    kept = _spread(len(model.history), MAX_MARKS)
+    records = [model.history[i] for i in kept]
+    passes = np.array([record.passes for record in records])
+    objective = np.array([record.objective for record in records])
+    gap = np.array([record.relative_gap for record in records])
+    certified = np.array([record.certified for record in records])
+    titles = [
+        f"iteration {record.iteration}, {record.passes} passes: objective {record.objective:.6g}, "
+        f"relative gap {record.relative_gap:.3g}{'' if record.certified else ' (estimate)'}, "
+        f"rank {record.rank}"
+        for record in records
+    ]
+    x = Axis.around("passes over X", passes, zero=True)
+    many = len(records) > 100
+    value = chart(
+        "Objective",
+        f"From {objective[0]:.4g} to {objective[-1]:.4g} in {passes[-1]} passes over X.",
+        x,
+        Axis.around("objective", objective),
+        [Series("", passes, objective, titles=titles, marks=not many)],
+    )
+    marks = [
+        Series(
+            name,
+            passes[of],
+            gap[of],
+            line=False,
+            hollow=hollow,
+            titles=[titles[i] for i in np.flatnonzero(of)],
+        )
+        for name, of, hollow in (("certified", certified, False), ("estimate", ~certified, True))
+        if of.any()
+    ]
+    tol = model.info.get("parameters", {}).get("options", {}).get("tol") or 0.0
+    goal = [Line("asked for", tol)] if tol > 0 else []
+    kind = "certified" if certified[-1] else "an estimate"
+    relative = chart(
+        "Gap to the optimum",
+        "A certified gap bounds how far the objective is above the optimum; "
+        f"the last, {gap[-1]:.2g}, is {kind}.",
+        x,
+        Axis.around("relative gap", gap, [tol] if tol > 0 else [], log=True),
+        [Series("", passes, gap, marks=False), *marks],
+        goal,
+    )
+    return Section("convergence", "Convergence", f'<div class="charts">{value}{relative}</div>')
+
+
+def singular_values(model: Model) -> Array:
+    """Return the singular values of W = U M, by way of a matrix of the size of its rank."""
+    if not model.rank:
+        return np.zeros(0)
+    left: Array
+    right: Array
+    left, right = (np.linalg.qr(factor)[1] for factor in (model.u, model.m.T))
+    values: Array = np.linalg.svd(left @ right.T, compute_uv=False)
+    return values
+
+
+def spectrum(model: Model) -> Section | None:
+    """The singular values of W."""
+    values = singular_values(model)
+    values = values[values > 1e-12 * values.max(initial=0.0)]
+    if not values.size:
+        return None
+    kept = _spread(values.size, MAX_MARKS // 2)
+    place = kept + 1
+    half = int(np.searchsorted(np.cumsum(values), values.sum() / 2)) + 1
+    radius = model.info.get("parameters", {}).get("radius")
+    most = "" if radius is None else f" of the {radius:g} allowed"
+    figure = chart(
+        "Singular values of W",
+        f"{values.size} in all, from {values[0]:.3g} to {values[-1]:.3g}; their sum is {values.sum():.4g}"
+        f"{most}, half of it in the first {half}.",
+        Axis.around("number", place, zero=True),
+        Axis.around("singular value", values, log=True),
+        [Series("", place, values[kept], titles=[f"number {i + 1}: {values[i]:.4g}" for i in kept],
+                marks=values.size <= 100)],
+    )  # fmt: skip
+    return Section("spectrum", "Spectrum", f'<div class="charts">{figure}</div>')
+
+
+def cross_validation(search: Mapping[str, Any]) -> Section:
+    """The held-out score against the radius, a curve for every weighting."""
+    points, score = search["points"], search["score"]
+    best, frugal, chosen = (points[search[name]] for name in ("best", "one_standard_error", "chosen"))
+    radii = np.array([point["radius"] for point in points])
+    curves = [
+        (str(weights), list(group)) for weights, group in groupby(points, key=lambda point: point["weights"])
+    ]
+    series, shifts = [], {}
+    for number, (weights, group) in enumerate(curves):
+        shifts[weights] = 3.0 * (number - (len(curves) - 1) / 2)
+        p0 = f"p0 = {group[0]['p0']:.3g}"
+        name = f"{weights} weights ({p0})" if isinstance(group[0]["weights"], str) else p0
+        series.append(
+            Series(
+                name,
+                [point["radius"] for point in group],
+                _floats(point["mean"] for point in group),
+                colour=1 + number % 4,
+                errors=_floats(point["standard_error"] for point in group),
+                titles=[f"{name}, radius {point['radius']:g}: {_plus_minus(point)}" for point in group],
+                shift=shifts[weights],
+            )
+        )
+
+    def around(name: str, point: Mapping[str, Any], colour: int) -> Series:
+        shift = shifts[str(point["weights"])]
+        return Series(name, [point["radius"]], [point["mean"]], colour, line=False, large=True, shift=shift)
+
+    # Some of the three are often the same point.
+    names = {id(point): _remark(point, chosen, best, frugal) for point in (chosen, best, frugal)}
+    rings = [
+        around(names[id(point)], point, 4 if point is chosen else 0) for point in points if id(point) in names
+    ]
+    means, errors = (_floats(point[name] for point in points) for name in ("mean", "standard_error"))
+    least = best["mean"] - best["standard_error"]
+    figure = chart(
+        f"{_words(score)[:1].upper()}{_words(score)[1:]} on held-out rows",
+        f"Mean over {search['folds']} folds with a standard error on either side; best "
+        f"{_plus_minus(best)} at radius {best['radius']:g}, {best['weights']} weights.",
+        Axis.around("radius", radii, log=bool(radii.max() > 10 * radii.min())),
+        Axis.around(_words(score), means - errors, means + errors),
+        [*series, *rings],
+        [Line("best less a standard error", least)],
+    )
+    lines = [
+        (f"{point['radius']:g}", str(point["weights"]), f"{point['p0']:.4g}", _plus_minus(point),
+         _known(point["best_f1"]), _known(point["threshold"]), f"{point['rank']:.0f}",
+         _known(point["relative_gap"], ".1e"), _remark(point, chosen, best, frugal))
+        for point in points
+    ]  # fmt: skip
+    header = ("radius", "weights", "p0", _words(score), "best F1", "at threshold", "rank", "gap", "")
+    return Section(
+        "cross-validation",
+        "Cross-validation",
+        f'<div class="charts">{figure}</div><details><summary>All points of the grid</summary>'
+        f"{table('Points of the grid', header, lines)}</details>",
+    )
+
+
+def _remark(point: Any, chosen: Any, best: Any, frugal: Any) -> str:
+    names = {"chosen": chosen, "best": best, "one-standard-error choice": frugal}
+    return ", ".join(name for name, each in names.items() if each is point)
+
+
+def thresholds(model: Model, curve: ThresholdCurve, auc: Auc, rows: str) -> Section:
+    """Micro F1, precision and recall against the threshold, and the ROC."""
+    curve = thinned(curve, MAX_CURVE)
+    theta, best_f1 = curve.best()
+    recall, seen = curve.recall(), np.isfinite(curve.thresholds)
+    inside = curve.thresholds[seen & (recall < 0.999) & (recall > 0.001)]
+    own = [model.threshold] if model.rule.top_k is None and model.label_thresholds is None else []
+    x = Axis.around("threshold", inside, [theta], own)
+    lines = [Line(f"best, {theta:.3g}", theta, "x", 4)]
+    lines += [Line(f"of the model, {each:.3g}", each, "x") for each in own if each != theta]
+    ways = (("F1", curve.f1()), ("precision", curve.precision()), ("recall", recall))
+    by_threshold = chart(
+        "F1, precision and recall by threshold",
+        f"Micro averages over {rows}; F1 is best, {percent(best_f1)} %, at the threshold {theta:.4g}.",
+        x,
+        Axis("share", 0.0, 1.0),
+        [
+            Series(name, curve.thresholds[seen], values[seen], number, marks=False)
+            for number, (name, values) in enumerate(ways, start=1)
+        ],
+        lines,
+    )
+    bound = "" if not auc.error_bound > 0 else f" (error at most {100 * auc.error_bound:.1g} %)"
+    roc = chart(
+        "ROC",
+        f"All entries of {rows} as one: the area under the curve is {percent(auc.value)} %{bound}.",
+        Axis("false positive rate", 0.0, 1.0),
+        Axis("true positive rate", 0.0, 1.0),
+        [Series("model", curve.false_positive_rate(), recall, marks=False)],
+        [Line("chance", axis="diagonal")],
+    )
+    return Section("thresholds", "Thresholds", f'<div class="charts">{by_threshold}{roc}</div>')
+
+
+def metrics(found: Evaluation, k: int, rows: str) -> Section:
+    """Everything that ``dswml evaluate`` tells."""
+    sets, rankings = set_table(found), ranking_table(found, k)
+    content = (
+        f"<p>On {escape(rows)}. Predicted: {escape(found.rule)}. Figures in per cent.</p>"
+        f'<div class="tables">{table("Predicted labels", *sets)}{table("Rankings", *rankings)}</div>'
+        + facts(summary(found))
+    )
+    return Section("metrics", "Metrics", content)
+
+
+def labels(model: Model, found: Evaluation, names: Sequence[str] | None) -> Section:
+    """How well labels are predicted by how frequent they are, and the best and worst of them by name."""
+    by_label = found.labels
+    support, f1 = by_label["support"], by_label["f1"]
+    trained = model.label_counts
+    counts = support if trained is None else trained
+    known = np.flatnonzero((support > 0) & (counts > 0))
+    content = ""
+    if known.size:
+        chosen = known
+        if known.size > MAX_MARKS:
+            chosen = np.sort(np.random.default_rng(0).choice(known, MAX_MARKS, replace=False))
+        where = "rows of the data" if trained is None else "rows trained on"
+        of = (
+            f"{known.size:,} labels"
+            if chosen is known
+            else f"A sample of {chosen.size} of {known.size:,} labels"
+        )
+        titles = [f"{_name(names, i)}: {counts[i]:,} {where}, F1 {f1[i]:.3f}" for i in chosen.tolist()]
+        middle, means = _means_by_frequency(counts[known], f1[known])
+        figure = chart(
+            "F1 by frequency of the label",
+            f"{of} with rows in the data, and the mean over all labels of about the same frequency.",
+            Axis.around(where, counts[known], log=True),
+            Axis.around("F1", f1[chosen], zero=True),
+            [
+                Series("a label", counts[chosen], f1[chosen], line=False, faint=True, titles=titles),
+                Series("mean", middle, means, 2),
+            ],
+        )
+        content = f'<div class="charts">{figure}</div>'
+
+    def listed(caption: str, order: Array) -> str:
+        header = ["label", "rows", "predicted", "precision", "recall", "F1"]
+        lines = [
+            (_name(names, i), f"{support[i]:,}", f"{by_label['predicted'][i]:,}",
+             *(percent(by_label[name][i]) for name in ("precision", "recall", "f1")))
+            for i in order.tolist()
+        ]  # fmt: skip
+        return table(caption, header, lines, long=True)
+
+    fewest = FEWEST_ROWS if np.count_nonzero(support >= FEWEST_ROWS) >= 2 * LISTED else 1
+    there = np.flatnonzero(support >= fewest)
+    best = there[np.lexsort((-support[there], -f1[there]))]
+    worst = there[np.lexsort((-support[there], f1[there]))]
+    if there.size <= 2 * LISTED:
+        return Section("labels", "Labels", content + listed("Labels, best first", best))
+    note = f"<p>Of the labels with at least {fewest} rows in the data; of equals the more frequent first.</p>"
+    lists = listed("Best labels", best[:LISTED]) + listed("Worst labels", worst[:LISTED])
+    return Section("labels", "Labels", f'{content}{note}<div class="tables">{lists}</div>')
+
+
+def _means_by_frequency(counts: Array, f1: Array) -> tuple[Array, Array]:
+    """Return the geometric middle and the mean F1 of groups of labels of about the same frequency."""
+    low, high = np.log(counts.min()), np.log(counts.max())
+    edges = np.linspace(low, high, min(9, 2 + int(2 * (high - low))))
+    group = np.clip(np.digitize(np.log(counts), edges) - 1, 0, edges.size - 1)
+    there = np.unique(group)
+    middle = [np.exp(np.log(counts[group == each]).mean()) for each in there]
+    return np.array(middle), np.array([f1[group == each].mean() for each in there])
+
+
+def _name(names: Sequence[str] | None, label: int) -> str:
+    name = f"label {label}" if names is None else names[label]
+    return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
+
+
+def _spread(size: int, most: int) -> Array:
+    """Return at most so many places of a sequence, evenly, with both its ends."""
+    return np.unique(np.linspace(0, size - 1, min(size, most)).round().astype(np.int64))
+
+
+def _floats(values: Any) -> Array:
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _known(value: float | None, form: str = ".4g") -> str:
+    return "" if value is None else format(value, form)
+
+
+def _plus_minus(point: Mapping[str, Any]) -> str:
+    return f"{_known(point['mean'], '.4f')} ± {_known(point['standard_error'], '.4f')}"
+
+
+def _words(score: str) -> str:
+    return score.replace("_", " ").replace("f1", "F1").replace("auc", "AUC")

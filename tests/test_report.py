@@ -1,0 +1,474 @@
+"""The report: its numbers are the model's and NumPy's, its texts are text, and a real browser shows it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+from click.testing import CliRunner, Result
+from numpy.typing import NDArray
+
+from dswml import Model, SparseWeightedClassifierCV, create_dataset, load_model, write_report
+from dswml.cli import cli
+from dswml.errors import StoreExistsError
+from dswml.frank_wolfe import Record
+from dswml.report import public_name
+from dswml.search_record import searched
+from dswml.tuning import GridPoint, Tuned
+
+Array = NDArray[Any]
+
+HOSTILE = "<script>alert(1)</script>"
+N, D, L = 240, 15, 40
+NAMES = (HOSTILE, "\"quoted\" & 'more'", *(f"tag {i}" for i in range(2, L)))
+
+
+#: No window, no sandbox (root may not have one), no talk with anybody; complaints on standard error.
+FLAGS = [
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-dev-shm-usage",
+    "--hide-scrollbars",
+    "--enable-logging=stderr",
+]
+
+
+class Reader(HTMLParser):
+    """The texts, tables and tags of a page, whose tags must be balanced."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: dict[str, list[str]] = {}
+        self.tables: dict[str, list[list[str]]] = {}
+        self.rows: list[list[str]] = []
+        self.caption = 0
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "link"):
+            self.open.append(tag)
+            self.texts.setdefault(tag, []).append("")
+        if tag == "table":
+            self.rows, self.caption = [], len(self.texts.get("caption", []))
+        if tag == "tr":
+            self.rows.append([])
+        if tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+        if tag == "table":
+            self.tables.setdefault("".join(self.texts.get("caption", [])[self.caption :]), self.rows)
+
+    def handle_data(self, data: str) -> None:
+        for tag in set(self.open):
+            self.texts[tag][-1] += data
+        if self.open and self.open[-1] in ("td", "th"):
+            self.rows[-1][-1] += data
+
+    def classes(self, name: str) -> list[dict[str, str | None]]:
+        return [attrs for _, attrs in self.tags if name in (attrs.get("class") or "").split()]
+
+
+def problem() -> tuple[Array, Array]:
+    rng = np.random.default_rng(3)
+    x = rng.normal(size=(N, D)) / np.sqrt(D)
+    scores = x @ rng.normal(size=(D, 4)) @ rng.normal(size=(4, L))
+    shares = np.linspace(0.5, 0.95, L)
+    return x, (scores > [np.quantile(scores[:, i], shares[i]) for i in range(L)]).astype(np.uint8)
+
+
+X, Y = problem()
+
+
+@pytest.fixture(scope="module")
+def fitted() -> SparseWeightedClassifierCV:
+    clf = SparseWeightedClassifierCV((2, 10, 40), weights=(0.2, "uniform"), folds=3, tol=1e-2, random_state=0)
+    clf.fit(X[:160], Y[:160])
+    clf.model_ = replace(clf.model_, label_names=NAMES)
+    return clf
+
+
+@pytest.fixture(scope="module")
+def place(fitted: SparseWeightedClassifierCV, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tuned model, rows it has not seen, and the report of both."""
+    folder = tmp_path_factory.mktemp("report")
+    fitted.model_.save(folder / "m.zarr")
+    create_dataset(folder / "d.zarr", X[160:], Y[160:], label_names=NAMES)
+    told = dswml("report", folder / "m.zarr", folder / "r.html", "--data", folder / "d.zarr", "--exact", "-q")
+    assert (told.exit_code, told.stderr) == (0, ""), told.output
+    assert told.stdout == f"The report is in {folder / 'r.html'}\n"
+    return folder
+
+
+def dswml(*arguments: str | os.PathLike[str]) -> Result:
+    return CliRunner().invoke(cli, [os.fspath(argument) for argument in arguments], prog_name="dswml")
+
+
+def read(path: Path) -> Reader:
+    return Reader(path.read_text(encoding="utf-8"))
+
+
+# What is in it
+
+
+def test_everything_is_there_in_order(place: Path) -> None:
+    found = read(place / "r.html")
+    anchors = [attrs["id"] for tag, attrs in found.tags if tag == "section"]
+    assert anchors == [
+        "training",
+        "convergence",
+        "spectrum",
+        "cross-validation",
+        "thresholds",
+        "metrics",
+        "labels",
+    ]
+    assert [f"#{anchor}" for anchor in anchors] == [attrs["href"] for tag, attrs in found.tags if tag == "a"]
+    assert len(found.classes("chart")) == 7
+    assert found.texts["h1"] == ["Report of m.zarr"]
+    assert found.texts["footer"] == [""]
+
+
+def test_facts_are_those_of_the_model(place: Path) -> None:
+    model = load_model(place / "m.zarr")
+    facts = dict(row for row in read(place / "r.html").tables[""] if len(row) == 2)
+    info = model.info
+    assert facts["Data"].startswith(f"160 rows (N), {D} features (D), {L} labels (L)")
+    assert facts["Data fingerprint"] == info["data"]["fingerprint"]
+    assert facts["Model fingerprint"] == model.fingerprint
+    assert facts["Radius"].startswith(f"{info['parameters']['radius']:g},")
+    assert facts["p0"].startswith(f"{model.p0:.4g}")
+    assert facts["K_hat"].startswith(f"{Y[:160].sum(axis=1).max()} ")
+    assert (facts["Status"], facts["Rank of W"]) == ("OPTIMAL", str(model.rank))
+    assert "certified" in facts["Relative gap"]
+    assert f"{info['passes']} passes" in facts["Work"]
+    assert f"zarr {info['versions']['zarr']}" in facts["Versions"]
+
+
+def test_metrics_are_those_of_numpy(place: Path) -> None:
+    model = load_model(place / "m.zarr")
+    scores, truth = X[160:] @ model.u @ model.m, Y[160:].astype(bool)
+    predicted = scores >= 0.5
+    tables = read(place / "r.html").tables
+    hits = (predicted & truth).sum()
+    expected = [hits / predicted.sum(), hits / truth.sum(), 2 * hits / (predicted.sum() + truth.sum())]
+    assert tables["Predicted labels"][1] == ["micro", *(f"{100 * value:.2f}" for value in expected)]
+    first = truth[np.arange(len(truth)), scores.argmax(axis=1)].mean()
+    assert tables["Rankings"][1][:2] == ["P", f"{100 * first:.2f}"]
+
+    support = truth.sum(axis=0)
+    f1 = 2 * (predicted & truth).sum(axis=0) / np.maximum(support + predicted.sum(axis=0), 1)
+    there = np.flatnonzero(support >= 5)
+    order = sorted(there, key=lambda i: (-f1[i], -support[i], i))[:10]
+    assert [row[0] for row in tables["Best labels"][1:]] == [NAMES[i] for i in order]
+    assert [row[-1] for row in tables["Best labels"][1:]] == [f"{100 * f1[i]:.2f}" for i in order]
+    order = sorted(there, key=lambda i: (f1[i], -support[i], i))[:10]
+    assert [row[0] for row in tables["Worst labels"][1:]] == [NAMES[i] for i in order]
+
+
+def test_thresholds_and_roc_are_those_of_numpy(place: Path) -> None:
+    from sklearn.metrics import precision_recall_curve, roc_auc_score
+
+    model = load_model(place / "m.zarr")
+    scores, truth = (X[160:] @ model.u @ model.m).ravel(), Y[160:].ravel()
+    captions = read(place / "r.html").texts["figcaption"]
+    area = re.search(r"the area under the curve is ([\d.]+) %\.", " ".join(captions))
+    assert area is not None
+    assert float(area[1]) == pytest.approx(100 * roc_auc_score(truth, scores), abs=0.006)
+    precision, recall, _ = precision_recall_curve(truth, scores)
+    best = (2 * precision * recall / np.maximum(precision + recall, 1e-12)).max()
+    shown = re.search(r"F1 is best, ([\d.]+) %", " ".join(captions))
+    assert shown is not None
+    assert float(shown[1]) == pytest.approx(100 * best, abs=0.006)
+
+
+def test_without_data_thresholds_are_those_of_the_held_out_rows(
+    place: Path, fitted: SparseWeightedClassifierCV, tmp_path: Path
+) -> None:
+    write_report(place / "m.zarr", tmp_path / "r.html")
+    captions = " ".join(read(tmp_path / "r.html").texts["figcaption"])
+    curve = fitted.tuned_.best.curve
+    assert curve is not None
+    theta, best = curve.best()
+    assert (
+        f"held-out rows of 3 folds; F1 is best, {100 * best:.2f} %, at the threshold {theta:.4g}" in captions
+    )
+    area = np.trapezoid(curve.recall()[::-1], curve.false_positive_rate()[::-1])
+    assert f"the area under the curve is {100 * area:.2f} % (error at most " in captions
+
+
+def test_spectrum_is_that_of_w(place: Path) -> None:
+    model = load_model(place / "m.zarr")
+    values = np.linalg.svd(model.u @ model.m, compute_uv=False)[: model.rank]
+    titles = read(place / "r.html").texts["title"]
+    shown = [float(title.split(": ")[1]) for title in titles if re.match(r"number \d+: ", title)]
+    np.testing.assert_allclose(shown, values, rtol=1e-3)
+
+
+def test_every_point_of_the_grid_is_there_with_its_error(
+    place: Path, fitted: SparseWeightedClassifierCV
+) -> None:
+    found = read(place / "r.html")
+    tuned = fitted.tuned_
+    rows = found.tables["Points of the grid"][1:]
+    for row, point in zip(rows, tuned.points, strict=True):
+        values = point.scores["micro_f1"]
+        error = values.std(ddof=1) / np.sqrt(3)
+        assert (row[0], row[1]) == (f"{point.radius:g}", str(point.weights))
+        assert row[3] == f"{values.mean():.4f} ± {error:.4f}"
+    assert len(found.classes("bar")) == len(tuned.points)
+    (remark,) = (row[-1] for row in rows if "chosen" in row[-1])
+    assert "best" in remark
+    assert sum("one-standard-error choice" in row[-1] for row in rows) == 1
+    rings = {id(tuned.best), id(tuned.one_standard_error)}
+    assert len(found.classes("large")) == 2 * len(rings)  # in the chart and in its legend
+
+
+def test_estimated_gaps_look_different_from_certified_ones(tmp_path: Path) -> None:
+    history = tuple(
+        Record(i, 2 * i + 1, 2.0 - i / 4, 0.1, 10.0**-i, certified=i == 3, rank=i, directions=i, seconds=1.0)
+        for i in range(4)
+    )
+    model = Model(u=np.eye(2), m=np.ones((2, 3)), p0=0.1, history=history)
+    write_report(model, tmp_path / "r.html")
+    found = read(tmp_path / "r.html")
+    assert len(found.classes("hollow")) == 3 + 1  # three marks and the legend
+    assert sum("(estimate)" in title for title in found.texts["title"]) == 3 + 3
+    assert {"certified", "estimate"} <= set(found.texts["li"])
+
+
+# What is not in it
+
+
+def test_missing_sections_are_told_with_the_way_to_get_them(place: Path, tmp_path: Path) -> None:
+    told = dswml("report", place / "m.zarr", tmp_path / "r.html", "--json")
+    done = json.loads(told.stdout)
+    # The curve of the held-out rows is in the model.
+    assert done["sections"] == ["training", "convergence", "spectrum", "cross-validation", "thresholds"]
+    assert (len(done["left_out"]), done["n_bytes"]) == (1, (tmp_path / "r.html").stat().st_size)
+    assert "--data STORE" in read(tmp_path / "r.html").texts["footer"][0]
+
+    bare = write_report(Model(u=np.zeros((2, 0)), m=np.zeros((0, 3)), p0=0.1), tmp_path / "bare.html")
+    assert bare.sections == ("training",)
+    assert [word in " ".join(bare.left_out) for word in ("dswml tune", "--data STORE")] == [True, True]
+    assert len(read(tmp_path / "bare.html").classes("chart")) == 0
+
+
+def test_texts_of_the_data_are_text(place: Path, tmp_path: Path) -> None:
+    hostile = tmp_path / "<b>&'.zarr"
+    shutil.copytree(place / "m.zarr", hostile)
+    assert dswml("report", hostile, tmp_path / "r.html", "--data", place / "d.zarr", "-q").exit_code == 0
+    found = read(tmp_path / "r.html")
+    assert {tag for tag, _ in found.tags}.isdisjoint({"script", "img", "iframe", "object"})
+    assert found.texts["h1"] == ["Report of <b>&'.zarr"]
+    assert any(title.startswith(f"{HOSTILE}: ") for title in found.texts["title"])
+    assert not any(name.startswith("on") for _, attrs in found.tags for name in attrs)
+
+
+def test_nothing_comes_from_elsewhere_and_nothing_runs(place: Path) -> None:
+    text = (place / "r.html").read_text()
+    found = Reader(text)
+    assert "http:" not in text
+    assert "https:" not in text
+    links = [attrs[name] for _, attrs in found.tags for name in ("href", "src") if name in attrs]
+    assert all(link is not None and link.startswith(("#", "data:")) for link in links)
+    policy = [attrs for tag, attrs in found.tags if tag == "meta" and "http-equiv" in attrs]
+    assert (policy[0]["content"] or "").startswith("default-src 'none'")
+    assert "@import" not in text
+    assert "url(" not in text
+
+
+def test_tables_and_charts_are_accessible(place: Path) -> None:
+    found = read(place / "r.html")
+    assert all(attrs.get("scope") in ("col", "row") for tag, attrs in found.tags if tag == "th")
+    assert all(attrs.get("role") == "img" for attrs in found.classes("chart"))
+    assert len(found.texts["desc"]) == len(found.classes("chart"))
+    assert ("html", {"lang": "en"}) in found.tags
+
+
+def test_no_secret_and_no_folder_is_told(tmp_path: Path) -> None:
+    import fsspec
+
+    secrets = {"token": "hunter2"}
+    model, data = "memory://user:hunter3@bucket/m.zarr", "memory://user:hunter3@bucket/d.zarr"
+    Model(u=np.eye(2), m=np.ones((2, 3)), p0=0.1).save(model, storage_options=secrets)
+    create_dataset(data, np.eye(2), np.ones((2, 3), np.uint8), storage_options=secrets)
+    try:
+        done = write_report(model, "memory://bucket/r.html", data, storage_options=secrets)
+        text = fsspec.filesystem("memory", **secrets).cat_file("/bucket/r.html").decode()
+    finally:
+        fsspec.filesystem("memory").store.clear()
+    assert (done.url, done.n_bytes) == ("memory://bucket/r.html", len(text.encode()))
+    assert "m.zarr" in text
+    assert "d.zarr" in text
+    assert not re.search("hunter|bucket|user", text)
+    assert public_name("s3://key:a/b@c/d@e.zarr?x=/y#z") == "e.zarr"
+    assert public_name(tmp_path / "a b.zarr") == "a b.zarr"
+
+
+def test_many_labels_make_a_small_page(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    many = 60_000
+    columns = np.concatenate([np.arange(many), rng.integers(0, 200, 4000)])
+    truth = sp.csr_array((np.ones(columns.size, np.uint8), (rng.integers(0, 64, columns.size), columns)))
+    truth.sum_duplicates()
+    truth.data[:] = 1
+    names = tuple(f"{i} {'long ' * 40}" for i in range(many))
+    model = Model(u=np.eye(3), m=rng.normal(size=(3, many)), p0=0.1, label_names=names)
+    done = write_report(model, tmp_path / "r.html", rng.normal(size=(64, 3)), truth)
+    assert done.n_bytes < 400_000
+    assert "A sample of 800 of 60,000 labels" in (tmp_path / "r.html").read_text()
+
+
+def test_rows_the_model_has_seen_are_told(fitted: SparseWeightedClassifierCV, tmp_path: Path) -> None:
+    write_report(fitted.model_, tmp_path / "r.html", X[:160], Y[:160])
+    assert "which the model was trained on" in (tmp_path / "r.html").read_text()
+
+
+# Where it is
+
+
+def test_what_is_there_is_replaced_only_when_asked(place: Path, tmp_path: Path) -> None:
+    out = tmp_path / "new" / "r.html"
+    assert dswml("report", place / "m.zarr", out, "-q").exit_code == 0
+    before = out.read_bytes()
+    again = dswml("report", place / "m.zarr", out, "--data", place / "d.zarr", "-q")
+    assert (again.exit_code, "--overwrite" in again.stderr, out.read_bytes() == before) == (2, True, True)
+    assert (
+        dswml("report", place / "m.zarr", out, "--data", place / "d.zarr", "-q", "--overwrite").exit_code == 0
+    )
+    assert len(out.read_bytes()) > len(before)
+    assert os.listdir(out.parent) == ["r.html"]
+    with pytest.raises(StoreExistsError, match="is a folder"):
+        write_report(place / "m.zarr", place / "d.zarr", overwrite=True)
+    below_a_file = dswml("report", place / "m.zarr", out / "r.html", "-q")
+    assert (below_a_file.exit_code, "cannot be written" in below_a_file.stderr) == (3, True)
+
+
+def test_the_same_model_makes_the_same_page(place: Path, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_report(place / "m.zarr", tmp_path / name, place / "d.zarr")
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+# What a model remembers of its search
+
+
+def test_the_record_of_a_search_is_bounded_and_keeps_the_choices(fitted: SparseWeightedClassifierCV) -> None:
+    some = fitted.tuned_.points[0]
+
+    def point(place: int) -> GridPoint:
+        score = np.full(3, 0.5 - abs(place - 1777) / 1e5) + [0.0, 1e-6, 2e-6]
+        return replace(
+            some, radius=float(place + 1), scores={"micro_f1": score, "best_f1": score, "micro_auc": score}
+        )
+
+    tuned = Tuned(tuple(point(place) for place in range(5000)), "micro_f1", 9, 3)
+    model = searched(fitted.model_, tuned, tuned.best)
+    record = model.info["search"]
+    assert len(json.dumps(record)) < 150_000
+    assert record["points"][record["chosen"]]["radius"] == tuned.best.radius == 1778.0
+    assert record["points"][record["one_standard_error"]]["radius"] == tuned.one_standard_error.radius
+
+
+def test_a_point_that_was_never_solved_can_be_saved_and_shown(
+    fitted: SparseWeightedClassifierCV, tmp_path: Path
+) -> None:
+    points = list(fitted.tuned_.points)
+    points[0] = replace(points[0], relative_gap=np.full(3, np.inf))
+    tuned = replace(fitted.tuned_, points=tuple(points))
+    searched(fitted.model_, tuned, tuned.best).save(tmp_path / "m.zarr")
+    assert "Infinity" not in (tmp_path / "m.zarr" / "zarr.json").read_text()
+    assert "cross-validation" in write_report(tmp_path / "m.zarr", tmp_path / "r.html").sections
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def chromium() -> str:
+    """The program of Chromium; the tests that need it are skipped where there is none."""
+    found = shutil.which("chromium") or shutil.which("chromium-browser")
+    if found is None:
+        pytest.skip("Chromium is not installed: install the Debian package chromium")
+    return found
+
+
+def show(chromium: str, page: Path, profile: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [chromium, *FLAGS, f"--user-data-dir={profile}", *options, page.as_uri()],
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
+    )
+
+
+def test_a_browser_shows_the_page_without_complaint(chromium: str, place: Path, tmp_path: Path) -> None:
+    shown = show(chromium, place / "r.html", tmp_path / "profile", "--dump-dom")
+    assert "CONSOLE" not in shown.stderr
+    found = Reader(shown.stdout)
+    assert len(found.classes("chart")) == 7
+    assert len(found.tables["Best labels"]) == 11
+    assert all("NaN" not in (attrs.get("points") or "") + (attrs.get("d") or "") for _, attrs in found.tags)
+
+
+def test_a_script_that_got_in_would_not_run(chromium: str, place: Path, tmp_path: Path) -> None:
+    tampered = tmp_path / "r.html"
+    script = "<script>document.body.innerHTML='taken over'</script></body>"
+    tampered.write_text((place / "r.html").read_text().replace("</body>", script))
+    shown = show(chromium, tampered, tmp_path / "profile", "--dump-dom")
+    assert "CONSOLE" in shown.stderr  # so complaints are seen where there are any
+    assert "Content Security Policy" in shown.stderr
+    assert "<h1>" in shown.stdout
+
+
+@pytest.mark.parametrize("width", [390, 1100])
+@pytest.mark.parametrize("scheme", ["dark", "light"])
+def test_a_picture_of_the_page_is_not_blank(
+    chromium: str, place: Path, tmp_path: Path, width: int, scheme: str
+) -> None:
+    from matplotlib.image import imread
+
+    picture = tmp_path / "page.png"
+    scheme_option = f"--blink-settings=preferredColorScheme={int(scheme == 'light')}"
+    size = f"--window-size={width},2400"
+    shown = show(
+        chromium, place / "r.html", tmp_path / "profile", size, scheme_option, f"--screenshot={picture}"
+    )
+    assert "CONSOLE" not in shown.stderr
+    pixels = np.rint(255 * np.asarray(imread(picture))[:, :, :3]).astype(np.int64)
+    assert pixels.shape == (2400, width, 3)
+    paper, line = {
+        "light": ((255, 255, 255), (0x1F, 0x6F, 0xD6)),
+        "dark": ((0x12, 0x17, 0x1E), (0x6A, 0xAE, 0xFF)),
+    }[scheme]
+    assert (pixels[0, 0] == paper).all()
+    assert 0.5 < (pixels == paper).all(axis=2).mean() < 0.97
+    assert (np.abs(pixels - line).max(axis=2) < 12).sum() > 300  # the lines of the charts
+    assert (pixels[:, -12:] == paper).all()  # nothing is cut off at the right, wide tables scroll in a box
