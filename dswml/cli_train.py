@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +14,7 @@ from dswml.cli import number_of_bytes, verb_options
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import DswmlError
 from dswml.progress import format_seconds
+from dswml.stopping import stoppable
 
 if TYPE_CHECKING:
     from dswml.frank_wolfe import Record, Solution
@@ -128,14 +126,17 @@ def train(
         if not silent:
             click.echo(line, err=True)
 
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
     data = open_dataset(store, block_bytes=block_bytes, storage_options=storage_options)
     progress = _Progress(checked.options.tol, silent)
-    with executor_from_options(cluster, announce=announce) as executor, _interruptible() as interrupted:
+    with executor_from_options(cluster, announce=announce) as executor, stoppable(say) as asked:
         model, solution = fit(
             data,
             checked,
             executor,
-            callbacks=[progress.record, lambda record: interrupted()],
+            callbacks=[progress.record, lambda record: asked()],
             on_sweep=progress.sweep,
         )
     progress.close()
@@ -185,26 +186,6 @@ def _lines(model: Model, solution: Solution, output: str) -> list[str]:
         f"p0 {model.p0:.4g}, {format_seconds(solution.seconds)}",
         f"The model is in {output}",
     ]
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C or SIGTERM into a wish to stop; the second one stops at once."""
-    asked = False
-
-    def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        asked = True
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        click.echo("Stopping after this iteration; once more stops at once.", err=True)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Progress:
