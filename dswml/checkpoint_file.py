@@ -22,7 +22,7 @@ import numpy.typing as npt
 import zarr
 
 from .checked import read_checked, write_checked
-from .errors import DataError, DswmlError, IncompleteStoreError, StoreExistsError, StoreNotFoundError
+from .errors import DataError, DswmlError, IncompleteStoreError, StoreExistsError
 from .storage import absolute_url, filesystem, open_group, remove_store, store_exists
 
 __all__ = ["CHECKPOINTS_FORMAT", "Checkpoint", "CheckpointFolder", "Values", "newest_checkpoint"]
@@ -83,17 +83,17 @@ class CheckpointFolder:
         numbers = _numbers(self.url, self.storage_options)
         for number in numbers:
             if number != self.last:
-                remove_store(self._place(number), self.storage_options)
+                self._remove(number)
         number = max(numbers, default=0) + 1
         try:
             self._write(number, request, values)
         except BaseException:
-            remove_store(self._place(number), self.storage_options)
+            self._remove(number)
             raise
         self.last = number
 
     def _write(self, number: int, request: Mapping[str, Any], values: Values) -> None:
-        group = open_group(self._place(number), "w", self.storage_options)
+        group = open_group(_place(self.url, number), "w", self.storage_options)
         group.attrs.put({"complete": False})
         arrays = {}
         for name, value in values.items():
@@ -114,8 +114,13 @@ class CheckpointFolder:
         }
         group.attrs.put({**attributes, "sha256": _digest(attributes)})
 
-    def _place(self, number: int) -> str:
-        return f"{self.url}/checkpoint-{number:06d}"
+    def _remove(self, number: int) -> None:
+        place = _place(self.url, number)
+        if _is_begun(place, self.storage_options):
+            remove_store(place, self.storage_options)
+        elif store_exists(place, self.storage_options):
+            fs, path = filesystem(place, self.storage_options)
+            fs.rm(path, recursive=True)
 
 
 def newest_checkpoint(url: str, storage_options: Mapping[str, Any] | None = None) -> Checkpoint | None:
@@ -134,7 +139,7 @@ def newest_checkpoint(url: str, storage_options: Mapping[str, Any] | None = None
     damage: DataError | None = None
     for number in reversed(_numbers(url, storage_options)):
         try:
-            found = _read(f"{url}/checkpoint-{number:06d}", number, storage_options)
+            found = _read(_place(url, number), number, storage_options)
         except _NewerError:
             raise
         except IncompleteStoreError:
@@ -151,13 +156,11 @@ def newest_checkpoint(url: str, storage_options: Mapping[str, Any] | None = None
 
 
 def _read(place: str, number: int, storage_options: Mapping[str, Any] | None) -> Checkpoint:
-    try:
-        group = open_group(place, "r", storage_options)
-    except StoreNotFoundError as error:  # removed meanwhile
-        raise IncompleteStoreError(str(error)) from error
-    attrs: dict[str, Any] = dict(group.attrs)
-    if attrs.get("complete") is False:
+    begun = _is_begun(place, storage_options)
+    group = open_group(place, "r", storage_options) if begun else None
+    if group is None or group.attrs.get("complete") is not True:
         raise IncompleteStoreError(f"the writing of the checkpoint {place} was interrupted: {_REMEDY}")
+    attrs: dict[str, Any] = dict(group.attrs)
     _check_version(attrs, place)
     digest = attrs.pop("sha256", None)
     if digest != _digest(attrs):
@@ -194,6 +197,15 @@ def _check_version(attrs: Mapping[str, Any], place: str) -> None:
             f"{place} has checkpoint format version {version}; this program reads version {VERSION}: "
             "install a newer dswml"
         )
+
+
+def _place(url: str, number: int) -> str:
+    return f"{url}/checkpoint-{number:06d}"
+
+
+def _is_begun(place: str, storage_options: Mapping[str, Any] | None) -> bool:
+    fs, path = filesystem(place, storage_options)
+    return bool(fs.exists(f"{path}/zarr.json"))
 
 
 def _numbers(url: str, storage_options: Mapping[str, Any] | None) -> list[int]:

@@ -142,7 +142,15 @@ class Journal:
         self._reads: list[tuple[str, Partial]] = []
         self._kept = self._rows_since = 0
         self._new = False
+        self._moved = False  # at least one read is made before a stop, so that any time limit gets to the end
         self._pieces: dict[str, str] = {}
+
+    @property
+    def beginning(self) -> str:
+        """What the work begins with, in a line for people."""
+        if self._folder.last is None:
+            return f"There is no checkpoint in {self.url} yet: beginning from the start."
+        return f"Going on from checkpoint {self._folder.last} in {self.url}."
 
     def through(
         self, requests: Sequence[Sweep], pieces: Sequence[Shared], read: Callable[[], Partial]
@@ -161,16 +169,17 @@ class Journal:
             self._reads.append((key, sums))
             self._new |= not again
         if not again:
+            self._moved = True
             self._rows_since += int(sums["rows_read"])
             self._act()
         return sums
 
     def between(self, state: Values, *, over: bool) -> None:
         """Take the state between two iterations; ``over`` if it is the last."""
+        self.restored = None
         if state is not self._state:
             self._state, self._reads, self._kept, self._new = state, [], 0, True
             self._before.clear()
-        self.restored = None
         if over:
             self.save()
         else:
@@ -192,7 +201,8 @@ class Journal:
     def _act(self) -> None:
         now = time.monotonic()
         over_time = now - self._started >= self._time_limit
-        if over_time or (self._stop is not None and self._stop()):
+        stop = over_time or (self._stop is not None and self._stop())
+        if stop and self._moved:
             self.save()
             if self._folder.last is None:
                 raise DswmlError(f"stopped, and no checkpoint could be written to {self.url}")

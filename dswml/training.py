@@ -57,6 +57,7 @@ def train(
     on_sweep: Callable[[float], None] | None = None,
     checkpoint: Checkpoints | None = None,
     stop: Callable[[], bool] | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> tuple[Model, Solution]:
     """Fit a model.
 
@@ -74,6 +75,8 @@ def train(
         Where to write checkpoints, and whether to go on from one.
     stop : callable, optional
         Asked after every read whether to write a checkpoint and stop, with a `StoppedEarlyError`.
+    announce : callable, optional
+        Told, in a line for people, what the fit goes on from.
 
     Returns
     -------
@@ -104,6 +107,8 @@ def train(
             stop=stop,
             time_limit=parameters.options.time_limit,
         )
+        if announce is not None and checkpoint.resume:
+            announce(journal.beginning)
     problem = Problem(
         executor,
         source,
