@@ -28,7 +28,7 @@ from .storage import absolute_url, filesystem, open_group, remove_store, store_e
 __all__ = ["CHECKPOINTS_FORMAT", "Checkpoint", "CheckpointFolder", "Values", "newest_checkpoint"]
 
 Array = npt.NDArray[Any]
-#: Arrays of at least one dimension, and numbers and texts.
+#: Arrays of at least one dimension, lists of matrices with as many rows, and numbers and texts.
 Values = dict[str, Any]
 
 CHECKPOINTS_FORMAT = "dswml-checkpoints"
@@ -97,12 +97,16 @@ class CheckpointFolder:
         group.attrs.put({"complete": False})
         arrays = {}
         for name, value in values.items():
+            widths = None
+            if isinstance(value, list) and isinstance(next(iter(value), None), np.ndarray):
+                widths, value = [each.shape[1] for each in value], np.hstack(value)
             if isinstance(value, np.ndarray):
                 # BLAS may round the transpose of a matrix otherwise than the matrix.
                 order = "F" if value.ndim == 2 and abs(value.strides[0]) < abs(value.strides[1]) else "C"
                 kind = np.dtype(np.int64 if value.dtype.kind in "iu" else np.float64)
                 digest = write_checked(group, name, value, kind)
                 arrays[name] = {"type": str(kind), "ndim": value.ndim, "order": order, "sha256": digest}
+                arrays[name] |= {} if widths is None else {"widths": widths}
         numbers = {name: value for name, value in values.items() if name not in arrays}
         attributes: dict[str, Any] = {
             "format": "dswml-checkpoint",
@@ -178,7 +182,7 @@ def _read(place: str, number: int, storage_options: Mapping[str, Any] | None) ->
         raise DataError(f"the checkpoint {place} is damaged ({error!r}): {_REMEDY}") from error
 
 
-def _read_array(group: zarr.Group, name: str, about: Mapping[str, Any], place: str) -> Array:
+def _read_array(group: zarr.Group, name: str, about: Mapping[str, Any], place: str) -> Array | list[Array]:
     array = group.get(name)
     # Nothing is compressed, so an array that claims more than there is would only fill the memory.
     if isinstance(array, zarr.Array) and array.nbytes > array.nbytes_stored():
@@ -187,6 +191,9 @@ def _read_array(group: zarr.Group, name: str, about: Mapping[str, Any], place: s
     values = read_checked(
         group, name, dtype, about["ndim"], about["sha256"], kind="checkpoint", place=place, remedy=_REMEDY
     )
+    if "widths" in about:
+        parts = np.split(values, np.cumsum(about["widths"])[:-1], axis=1)
+        return [np.ascontiguousarray(part) for part in parts]
     return np.asfortranarray(values) if about["order"] == "F" else values
 
 

@@ -25,9 +25,10 @@ from .errors import DswmlError, StoppedEarlyError, StoreExistsError, UsageError
 from .executor import Shared
 from .staging import check_same
 from .storage import absolute_url
+from .stored import Dataset
 from .sweep import Partial, Sweep
 
-__all__ = ["Checkpoints", "Journal", "saving"]
+__all__ = ["Checkpoints", "Journal", "begin", "data_request", "saving"]
 
 #: Fields of a `Sweep` that are named anew in every run.
 _NAMES = ("source", "basis")
@@ -230,6 +231,28 @@ class Journal:
                 stacklevel=2,
             )
         self._written, self._rows_since = time.monotonic(), 0
+
+
+def begin(
+    checkpoints: Checkpoints | None,
+    request: Mapping[str, Any],
+    *,
+    announce: Callable[[str], None] | None = None,
+    **options: Any,
+) -> Journal | None:
+    """Return the journal of work that may go on from a checkpoint, which is announced; None without any."""
+    if checkpoints is None:
+        return None
+    journal = Journal(checkpoints, request, **options)
+    if announce is not None and checkpoints.resume:
+        announce(journal.beginning)
+    return journal
+
+
+def data_request(data: Dataset) -> dict[str, Any]:
+    """What the bits of the work depend on of the data: what they are, and how they are cut."""
+    most = max(block.n_rows for block in data.blocks)
+    return {"data": data.fingerprint, "row_blocks": f"{len(data.blocks)} of at most {most} rows"}
 
 
 @contextmanager

@@ -22,8 +22,9 @@ from .solution import Certificate
 
 if TYPE_CHECKING:
     from .frank_wolfe import Run
+    from .tuning import Search
 
-__all__ = ["problem_state", "restore_problem", "restore_run", "run_state"]
+__all__ = ["restore_run", "restore_search", "run_state", "search_state"]
 
 _STATISTICS = ("g0", "positives", "grams", "z", "place")
 _NUMBERS = ("iteration", "curvature", "certify_below", "floor", "estimate", "truncated")
@@ -97,3 +98,37 @@ def restore_run(run: Run, state: dict[str, Any]) -> Answer:
     run.history = list(history_records(state["history_columns"], state["history"], "the checkpoint"))
     numbers = (float(state["objective"]), float(state["slope"]), bool(state["exact"]))
     return Answer(state["left"], state["values"], state["right"], *numbers)
+
+
+def search_state(search: Search, iteration: int) -> Values:
+    """Return the state of a search of a grid that is about to begin an iteration."""
+    state: Values = {"iteration": iteration, "rows_read": search.rows_read}
+    for number, path in enumerate(search.paths):
+        own = problem_state(path.problem)
+        points = [vars(point) for point in path.points]
+        for name in points[0]:
+            values = [point[name] for point in points]
+            arrays = [value for value in values if isinstance(value, np.ndarray)]
+            if arrays:
+                own[f"point {name}"] = arrays
+                own[f"has {name}"] = [value is not None for value in values]
+            elif values != [None] * len(values):
+                own[f"point {name}"] = np.array(values, dtype=float)
+        state |= {f"path {number} {name}": value for name, value in own.items()}
+    return state
+
+
+def restore_search(search: Search, state: Values) -> int:
+    """Put a new search into a state, and return the iteration that it begins."""
+    search.rows_read = state["rows_read"]
+    for number, path in enumerate(search.paths):
+        prefix = f"path {number} "
+        own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}
+        restore_problem(path.problem, own)
+        for name, value in vars(path.points[0]).items():
+            found = iter(own.get(f"point {name}", ()))
+            has = own.get(f"has {name}", [f"point {name}" in own] * len(path.points))
+            kind = (lambda array: array) if f"has {name}" in own else type(value)
+            for point, there in zip(path.points, has, strict=True):
+                setattr(point, name, kind(next(found)) if there else None)
+    return int(state["iteration"])

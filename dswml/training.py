@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from .cache import check_room, forget_run
-from .checkpoints import Checkpoints, Journal, saving
+from .checkpoints import Checkpoints, begin, data_request, saving
 from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
@@ -97,18 +97,15 @@ def train(
         intercept=float(parameters.fit_intercept),
         cache=parameters.cache,
     )
-    journal = None
-    if checkpoint is not None:
-        journal = Journal(
-            checkpoint,
-            _request(data, parameters),
-            n_rows=data.n_rows,
-            limit=parameters.options.memory_limit,
-            stop=stop,
-            time_limit=parameters.options.time_limit,
-        )
-        if announce is not None and checkpoint.resume:
-            announce(journal.beginning)
+    journal = begin(
+        checkpoint,
+        _request(data, parameters),
+        n_rows=data.n_rows,
+        limit=parameters.options.memory_limit,
+        stop=stop,
+        time_limit=parameters.options.time_limit,
+        announce=announce,
+    )
     problem = Problem(
         executor,
         source,
@@ -151,12 +148,8 @@ def _request(data: Dataset, parameters: Parameters) -> dict[str, Any]:
     """What a checkpoint is of: only the same may go on from it."""
     asked = asdict(parameters)
     asked |= asked.pop("options")
-    return {
-        "verb": "train",
-        "data": data.fingerprint,
-        "row_blocks": f"{len(data.blocks)} of at most {max(block.n_rows for block in data.blocks)} rows",
-        **{name: value for name, value in asked.items() if name not in CHANGEABLE},
-    }
+    same = {name: value for name, value in asked.items() if name not in CHANGEABLE}
+    return {"verb": "train", **data_request(data), **same}
 
 
 def _info(data: Dataset, parameters: Parameters, solution: Solution) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from dswml.frank_wolfe import Options, Solution
 from dswml.sources import as_dataset
 from dswml.stored import Dataset
 from dswml.training import Parameters, train
+from dswml.tuning import Tuned, tune
 
 pytestmark = pytest.mark.usefixtures("calm_blas")
 
@@ -305,3 +306,38 @@ def test_a_stop_without_any_checkpoint_is_no_stop_that_can_be_resumed(
     ):
         train(TALL, parameters(), executor, checkpoint=place, stop=lose_the_folder)
     assert raised.value.exit_code == 1
+
+
+def table(tuned: Tuned) -> list[Any]:
+    """All numbers of a search but its passes."""
+    numbers = [
+        (point.radius, point.p0, point.threshold)
+        + tuple(each.tobytes() for each in (point.objective, point.relative_gap, point.rank))
+        + tuple((name, values.tobytes()) for name, values in point.scores.items())
+        for point in tuned.points
+    ]
+    return [tuned.iterations, *numbers]
+
+
+def test_a_search_stopped_after_every_read_ends_with_the_same_bits(
+    executor: Executor, tmp_path: Path
+) -> None:
+    rows = SPARSE
+    grid: dict[str, Any] = {"radii": (1.0, 4.0), "weights": (0.2, "uniform"), "folds": 2, "tol": 1e-2}
+    undisturbed = tune(rows, executor, **grid)
+    place = Checkpoints(tmp_path / "run", resume=True)
+    stops = 0
+    while True:
+        try:
+            tuned = tune(rows, executor, **grid, checkpoint=place, stop=After(0))
+            break
+        except StoppedEarlyError:
+            stops += 1
+    assert stops >= undisturbed.passes - 2
+    assert table(tuned) == table(undisturbed)
+    assert tuned.passes >= undisturbed.passes  # scores that the workers had kept are made again
+    assert table(tune(rows, executor, **grid, checkpoint=place)) == table(undisturbed)
+    with pytest.raises(StoreExistsError, match="was begun with folds 2, and now it is 3"):
+        tune(rows, executor, **(grid | {"folds": 3}), checkpoint=place)
+    with pytest.raises(StoreExistsError, match="was begun with verb tune, and now it is train"):
+        train(rows, parameters(), executor, checkpoint=place)

@@ -17,6 +17,7 @@ from dswml import create_dataset, load_model
 from dswml.cli import cli
 from dswml.cli_checkpoint import resume_command
 from dswml.model import Model
+from dswml.stopping import stop_when
 
 X, Y = planted(120, 10, 30, density=0.05)
 FIT = ["--weights", "0.2", "--radius", "5", "--step", "open-loop", "--tol", "0", "--max-iter", "20"]
@@ -148,3 +149,22 @@ def test_the_command_to_go_on_with_has_no_secrets(secret: list[str]) -> None:
     assert "abc" not in command
     assert "<hidden>" in command
     assert command.endswith("-o endpoint_url=http://e --resume")
+
+
+def test_a_search_goes_on_from_its_checkpoint_through_to_the_model(store: str, tmp_path: Path) -> None:
+    grid = ["tune", store, "--radii", "1,5", "--weights", "0.2", "--folds", "2", "--json"]
+    whole = run(*grid, "--model", str(tmp_path / "whole.zarr"))
+    assert whole.exit_code == 0
+    grid += ["--model", str(tmp_path / "m.zarr"), "--checkpoint", str(tmp_path / "run"), "--resume"]
+    stops = 0
+    with stop_when(lambda: True):  # after every read
+        told = run(*grid)
+        while told.exit_code == 5:
+            assert "Go on with: dswml tune " in told.stderr
+            stops += 1
+            told = run(*grid)
+    assert told.exit_code == 0
+    assert stops >= 4
+    assert json.loads(told.stdout) | {"passes": 0} == json.loads(whole.stdout) | {"passes": 0}
+    assert same_bits(load_model(tmp_path / "m.zarr"), load_model(tmp_path / "whole.zarr"))
+    assert run("info", str(tmp_path / "run")).stdout.startswith(f"{tmp_path / 'run'}: checkpoint ")
