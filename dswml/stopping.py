@@ -42,7 +42,7 @@ def stoppable(announce: Callable[[str], None] | None = None) -> Iterator[Callabl
         signalled = True
         _restore(before)
         if announce is not None:
-            announce("Stopping after this iteration; once more stops at once.")
+            announce("Stopping in good order; once more stops at once.")
 
     before: dict[signal.Signals, Any] = {}
     if threading.current_thread() is threading.main_thread():

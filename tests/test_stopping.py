@@ -16,7 +16,7 @@ def test_the_first_signal_asks_and_the_second_stops_at_once() -> None:
         assert not asked()
         signal.raise_signal(signal.SIGINT)
         assert asked()
-        assert lines == ["Stopping after this iteration; once more stops at once."]
+        assert lines == ["Stopping in good order; once more stops at once."]
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
 
