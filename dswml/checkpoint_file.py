@@ -14,6 +14,7 @@ import re
 import uuid
 import warnings
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,24 +72,29 @@ class CheckpointFolder:
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def take(self) -> None:
-        """Make the folder if there is none, and say that this process writes to it from now on."""
-        there = store_exists(self.url, self.storage_options)
-        group = open_group(self.url, "r+" if there else "w", self.storage_options)
+        """Make the folder if there is none, and say that this process writes to it from now on.
+
+        Checkpoints that do not count are removed.
+        """
+        fs, path = filesystem(self.url, self.storage_options)
+        new = _is_unused(self.url, self.storage_options)
+        if new and store_exists(self.url, self.storage_options):
+            fs.rm(path, recursive=True)
+        group = open_group(self.url, "w" if new else "r+", self.storage_options)
         group.attrs.put({"format": CHECKPOINTS_FORMAT, "format_version": VERSION, "owner": self.owner})
+        self._prune()
 
     def write(self, request: Mapping[str, Any], values: Values) -> None:
         """Write a checkpoint; it counts when all of it is there, and the one before it is kept."""
         if open_group(self.url, "r", self.storage_options).attrs.get("owner") != self.owner:
             raise TakenOverError(f"another process goes on from the checkpoint in {self.url}: this one ends")
-        numbers = _numbers(self.url, self.storage_options)
-        for number in numbers:
-            if number != self.last:
-                self._remove(number)
-        number = max(numbers, default=0) + 1
+        self._prune()
+        number = (self.last or 0) + 1
         try:
             self._write(number, request, values)
         except BaseException:
-            self._remove(number)
+            with suppress(Exception):
+                self._remove(number)
             raise
         self.last = number
 
@@ -118,6 +124,11 @@ class CheckpointFolder:
         }
         group.attrs.put({**attributes, "sha256": _digest(attributes)})
 
+    def _prune(self) -> None:
+        for number in _numbers(self.url, self.storage_options):
+            if number != self.last:
+                self._remove(number)
+
     def _remove(self, number: int) -> None:
         place = _place(self.url, number)
         if _is_begun(place, self.storage_options):
@@ -134,12 +145,8 @@ def newest_checkpoint(url: str, storage_options: Mapping[str, Any] | None = None
     it is refused, and so is one of a newer format.
     """
     url = absolute_url(url)
-    if not store_exists(url, storage_options):
+    if _is_unused(url, storage_options):
         return None
-    attrs: dict[str, Any] = dict(open_group(url, "r", storage_options).attrs)
-    if attrs.get("format") != CHECKPOINTS_FORMAT:
-        raise StoreExistsError(f"{url} is not a folder of checkpoints: choose another place")
-    _check_version(attrs, url)
     damage: DataError | None = None
     for number in reversed(_numbers(url, storage_options)):
         try:
@@ -210,8 +217,28 @@ def _place(url: str, number: int) -> str:
     return f"{url}/checkpoint-{number:06d}"
 
 
+def _is_unused(url: str, storage_options: Mapping[str, Any] | None) -> bool:
+    """Tell whether nothing is there, or what the crash of a process that made the folder left.
+
+    Anything else but a folder of checkpoints is refused.
+    """
+    if not store_exists(url, storage_options):
+        return True
+    fs, path = filesystem(url, storage_options)
+    begun = _is_begun(url, storage_options)
+    attrs: dict[str, Any] = dict(open_group(url, "r", storage_options).attrs) if begun else {}
+    left = {entry.rpartition("/")[2] for entry in fs.ls(path, detail=False)}
+    if not attrs and all(name == "zarr.json" or name.endswith(".partial") for name in left):
+        return True
+    if attrs.get("format") != CHECKPOINTS_FORMAT:
+        raise StoreExistsError(f"{url} is not a folder of checkpoints: choose another place")
+    _check_version(attrs, url)
+    return False
+
+
 def _is_begun(place: str, storage_options: Mapping[str, Any] | None) -> bool:
     fs, path = filesystem(place, storage_options)
+    fs.invalidate_cache()
     return bool(fs.exists(f"{path}/zarr.json"))
 
 

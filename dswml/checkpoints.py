@@ -122,7 +122,8 @@ class Journal:
         self._started = self._written = time.monotonic()
         self.url, options = absolute_url(checkpoints.url), checkpoints.storage_options
         self._folder = CheckpointFolder(self.url, options)
-        found = newest_checkpoint(self.url, options)
+        again = checkpoints.overwrite and not checkpoints.resume
+        found = None if again else newest_checkpoint(self.url, options)
         self._before: deque[tuple[str, Partial]] = deque()
         #: The state to go on from; None for the beginning.
         self.restored: Values | None = None
@@ -134,7 +135,7 @@ class Journal:
             self._state, self._before = _unpacked(found.values)
             self.seconds_before = self._state.pop("seconds")
             self.restored = self._state or None
-        elif found is not None and not checkpoints.overwrite:
+        elif found is not None:
             raise StoreExistsError(
                 f"{self.url} holds a checkpoint: go on from it with --resume (resume=True), choose another "
                 "place, or begin again with --overwrite (overwrite=True)"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,6 @@ import pytest
 import zarr
 from zarr.storage import LocalStore
 
-from dswml import checkpoint_file
 from dswml.checkpoint_file import CheckpointFolder, newest_checkpoint
 from dswml.errors import DataError, DswmlError, StoreExistsError
 
@@ -73,30 +74,34 @@ def test_values_come_back_with_their_bits_and_their_order(tmp_path: Path) -> Non
     assert found.values["rows"].flags.c_contiguous
 
 
-def test_a_crash_at_any_write_leaves_the_checkpoint_before(
-    folder: CheckpointFolder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@contextmanager
+def killed_at_write(number: int) -> Iterator[None]:
+    """Let the process end in the middle of a write, so that nobody is there to clean up."""
     put = LocalStore.set
-    for write in range(100):
-        calls = iter(range(1000))
+    writes = itertools.count()
 
-        async def crash(self: LocalStore, key: str, value: Any, calls: Any = calls, at: int = write) -> None:
-            if next(calls) == at:
-                (self.root / key).parent.mkdir(parents=True, exist_ok=True)
-                (self.root / f"{key}.partial").write_bytes(value.to_bytes()[:5])
-                raise Killed
-            await put(self, key, value)
+    async def crash(self: LocalStore, key: str, value: Any) -> None:
+        if next(writes) != number:
+            return await put(self, key, value)
+        (self.root / key).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / f"{key}.partial").write_bytes(value.to_bytes()[:5])
+        patch.setattr(CheckpointFolder, "_remove", lambda *_: None)
+        raise Killed
 
-        with monkeypatch.context() as patch:
-            patch.setattr(LocalStore, "set", crash)
-            patch.setattr(checkpoint_file, "remove_store", lambda *_: None)  # nobody is there to do it
-            try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStore, "set", crash)
+        yield
+
+
+def test_a_crash_at_any_write_leaves_the_checkpoint_before(folder: CheckpointFolder) -> None:
+    for number in range(100):
+        try:
+            with killed_at_write(number):
                 folder.write({"verb": "train"}, small(3))
-            except Killed:
-                assert state_in(folder.url) == 2
-                continue
-        break
-    assert write >= 5
+            break
+        except Killed:
+            assert state_in(folder.url) == 2
+    assert number >= 5
     assert state_in(folder.url) == 3
     folder.write({"verb": "train"}, small(4))
     assert state_in(folder.url) == 4
@@ -172,10 +177,41 @@ def test_a_checkpoint_of_a_newer_program_is_refused(folder: CheckpointFolder) ->
         newest_checkpoint(folder.url)
 
 
-def test_a_place_of_something_else_is_refused(tmp_path: Path) -> None:
-    zarr.create_group(tmp_path / "run")
+@pytest.mark.parametrize("content", ["attributes", "arrays", "files"])
+def test_a_place_of_something_else_is_refused(content: str, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    place.mkdir()
+    if content == "files":
+        (place / "letter.txt").write_text("Dear Sir")
+    elif content == "arrays":
+        zarr.create_group(place).create_array("a", shape=(2,), dtype=float)
+    else:
+        zarr.create_group(place, attributes={"format": "dswml-model"})
     with pytest.raises(StoreExistsError, match="is not a folder of checkpoints"):
-        newest_checkpoint(str(tmp_path / "run"))
+        newest_checkpoint(str(place))
+    with pytest.raises(StoreExistsError, match="is not a folder of checkpoints"):
+        CheckpointFolder(str(place)).take()
+
+
+@pytest.mark.parametrize("left", ["nothing", "partial file", "bare group"])
+def test_a_crash_while_the_folder_is_made_leaves_one_that_can_be_used(left: str, tmp_path: Path) -> None:
+    place = tmp_path / "run"
+    place.mkdir()
+    if left == "bare group":
+        zarr.create_group(place)
+    elif left == "partial file":
+        (place / "zarr.1234.partial").write_text("{")
+    assert newest_checkpoint(str(place)) is None
+    made = CheckpointFolder(str(place))
+    made.take()
+    made.write({}, small(1))
+    assert state_in(made.url) == 1
+
+
+def test_beginning_again_removes_what_was_there(folder: CheckpointFolder) -> None:
+    flip(Path(folder.url) / "checkpoint-000002")
+    CheckpointFolder(folder.url).take()
+    assert newest_checkpoint(folder.url) is None
 
 
 def test_a_process_thought_dead_cannot_spoil_the_work_of_its_successor(folder: CheckpointFolder) -> None:
