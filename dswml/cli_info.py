@@ -233,7 +233,7 @@ def describe_checkpoint(store: str, options: Mapping[str, Any]) -> Description:
         "url": store,
         "number": found.number,
         "iterations": values.get("iteration", 0),
-        "directions": sum(values.get("pieces", ())),
+        "directions": sum(sum(value) for name, value in values.items() if name.endswith("pieces")),
         "reads_since": len(values["reads"]),
         "seconds": values["seconds"],
         "nbytes": sum(value.nbytes for value in values.values() if hasattr(value, "nbytes")),

@@ -64,6 +64,13 @@ RUNS = {
     "exponential open-loop": (WIDE, parameters("exponential", step="open-loop", max_iter=2, tol=0)),
 }
 
+VARIANTS = (
+    "corrective assembled, wide",
+    "corrective uniform",
+    "open-loop matrix-free",
+    "exponential open-loop",
+)
+
 
 def bits(solution: Solution) -> tuple[Any, ...]:
     """All of a solution but the seconds."""
@@ -88,7 +95,9 @@ class After:
 
 
 @pytest.mark.filterwarnings("ignore:W needs more than")
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in VARIANTS else name for name in RUNS]
+)
 def test_a_run_stopped_after_every_read_and_iteration_ends_with_the_same_bits(
     name: str, executor: Executor, tmp_path: Path
 ) -> None:

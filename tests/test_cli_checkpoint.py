@@ -65,9 +65,9 @@ def signalled(number: int, *arguments: str) -> tuple[int, str]:
 
 
 def test_a_process_that_is_killed_is_gone_on_with(store: str, undisturbed: Model, tmp_path: Path) -> None:
-    arguments = ["train", store, "--model", str(tmp_path / "m.zarr"), *FIT, *OFTEN]
+    arguments = ["train", store, "--model", str(tmp_path / "m.zarr"), *FIT]
     arguments += ["--checkpoint", str(tmp_path / "run"), "--resume"]
-    code, told = signalled(signal.SIGKILL, *arguments)
+    code, told = signalled(signal.SIGKILL, *arguments, *OFTEN)
     assert code == -signal.SIGKILL
     assert told.startswith(f"There is no checkpoint in {tmp_path / 'run'} yet: beginning from the start.")
     assert not (tmp_path / "m.zarr").exists()
@@ -80,7 +80,11 @@ def test_a_process_that_is_killed_is_gone_on_with(store: str, undisturbed: Model
     assert model.info["passes"] == undisturbed.info["passes"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM],
+    ids=["SIGINT", "SIGTERM"],
+)
 def test_a_signal_ends_with_5_and_the_command_to_go_on(
     number: int, store: str, undisturbed: Model, tmp_path: Path
 ) -> None:
