@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .checkpoints import Checkpoints
     from .dataset import create_dataset, open_dataset
     from .estimator import SparseWeightedClassifier
     from .estimator_cv import SparseWeightedClassifierCV
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from .report import write_report
 
 __all__ = [
+    "Checkpoints",
     "Model",
     "SparseWeightedClassifier",
     "SparseWeightedClassifierCV",
@@ -28,6 +30,7 @@ __all__ = [
 
 # Loaded when first used, so that the command line starts at once.
 _HOMES = {
+    "Checkpoints": "checkpoints",
     "Model": "model",
     "SparseWeightedClassifier": "estimator",
     "SparseWeightedClassifierCV": "estimator_cv",

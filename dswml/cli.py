@@ -14,7 +14,7 @@ import click
 
 from dswml.errors import DswmlError, UsageError
 
-__all__ = ["cli", "main", "verb_options"]
+__all__ = ["ARGUMENTS", "cli", "main", "verb_options"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -33,6 +33,8 @@ VERBS = {
 }
 
 _DEBUG = "dswml.debug"
+#: Where the context keeps the verb and its arguments as they were given.
+ARGUMENTS = "dswml.arguments"
 
 
 def _sentence(error: Exception) -> str:
@@ -62,6 +64,12 @@ class _Verbs(click.Group):
         module, _, attribute = VERBS[cmd_name].partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        ctx.meta[ARGUMENTS] = list(args)
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         try:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "dataset_lines",
+    "describe_checkpoint",
     "describe_dataset",
     "describe_model",
     "describe_prediction",
@@ -218,8 +219,55 @@ def _prediction(store: str, options: Mapping[str, Any]) -> tuple[Description, Ca
     ]
 
 
+def describe_checkpoint(store: str, options: Mapping[str, Any]) -> Description:
+    """Return what the newest checkpoint in a folder is of, and how far it is."""
+    from dswml.checkpoint_file import newest_checkpoint
+    from dswml.errors import IncompleteStoreError
+
+    found = newest_checkpoint(store, options)
+    if found is None:
+        raise IncompleteStoreError(f"{store} holds no checkpoint yet: the work begins from the start")
+    values = found.values
+    return {
+        "kind": "checkpoint",
+        "url": store,
+        "number": found.number,
+        "iterations": values.get("iteration", 0),
+        "directions": sum(sum(value) for name, value in values.items() if name.endswith("pieces")),
+        "reads_since": len(values["reads"]),
+        "seconds": values["seconds"],
+        "nbytes": sum(value.nbytes for value in values.values() if hasattr(value, "nbytes")),
+        "objective": values.get("objective"),
+        "request": found.request,
+    }
+
+
+def _checkpoint(store: str, options: Mapping[str, Any]) -> tuple[Description, Callable[[], list[str]]]:
+    from dswml.progress import format_seconds
+
+    found = describe_checkpoint(store, options)
+    request = {name: value for name, value in found["request"].items() if value is not None}
+    verb, data = request.pop("verb"), request.pop("data")
+    lines = [
+        f"{found['url']}: checkpoint {found['number']} of dswml {verb}",
+        f"  state       {found['iterations']} iterations, reads since the last: {found['reads_since']}, "
+        f"{format_seconds(found['seconds'])}",
+        f"  size        {found['nbytes'] / 2**20:,.1f} MiB, {found['directions']} directions",
+        f"  data        fingerprint {data[:16]}",
+        "  parameters  " + ", ".join(f"{name} {value}" for name, value in request.items()),
+    ]
+    if found["objective"] is not None:
+        lines.insert(2, f"  objective   {found['objective']:.6g}")
+    return found, lambda: lines
+
+
 #: What the root attribute ``format`` of a store says it is -> its description, and the same for people.
-_KINDS = {"dswml-dataset": _dataset, "dswml-model": _model, "dswml-prediction": _prediction}
+_KINDS = {
+    "dswml-checkpoints": _checkpoint,
+    "dswml-dataset": _dataset,
+    "dswml-model": _model,
+    "dswml-prediction": _prediction,
+}
 
 
 @click.command()
@@ -229,7 +277,8 @@ def info(store: str, as_json: bool, quiet: bool, storage_options: dict[str, Any]
     """Tell what is in a store.
 
     STORE is the path or URL of a data set (shown: shape, chunks, sparsity, K_hat, p0, label frequencies), of
-    a model (shown: shape, rank, weights, and how its fit went) or of predictions (shown: shape, and of what).
+    a model (shown: shape, rank, weights, and how its fit went), of predictions (shown: shape, and of what) or
+    of a folder of checkpoints (shown: of what, and how far).
     """
     from dswml.storage import open_group
 

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dswml.cli import number_of_bytes, verb_options
+from dswml.cli_checkpoint import checkpoint_options, checkpoints_of, saying_how_to_resume
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import DswmlError
 from dswml.progress import format_seconds
+from dswml.stopping import stoppable
 
 if TYPE_CHECKING:
     from dswml.frank_wolfe import Record, Solution
@@ -61,7 +60,12 @@ class _Weights(click.ParamType[Any]):
 )
 @click.option("--max-iter", type=click.IntRange(min=0), default=1000, show_default=True)
 @click.option("--max-passes", type=click.IntRange(min=1), help="Most reads of X.")
-@click.option("--time-limit", type=float, metavar="SECONDS", help="Begin no iteration after this time.")
+@click.option(
+    "--time-limit",
+    type=float,
+    metavar="SECONDS",
+    help="Begin no iteration (with --checkpoint: no read) after this time.",
+)
 @click.option(
     "--fit-intercept", type=float, metavar="VALUE", help="Append a constant column of this value to X."
 )
@@ -85,7 +89,8 @@ class _Weights(click.ParamType[Any]):
     show_default=True,
     help="Memory for factors and statistics; decides how many directions are kept.",
 )
-@click.option("--overwrite", is_flag=True, help="Replace the model that is there.")
+@click.option("--overwrite", is_flag=True, help="Replace the model and the checkpoints that are there.")
+@checkpoint_options
 @cluster_options
 @verb_options
 def train(
@@ -97,6 +102,9 @@ def train(
     block_bytes: int,
     factor_memory: str,
     overwrite: bool,
+    checkpoint: str | None,
+    checkpoint_every: str,
+    resume: bool,
     cluster: ClusterOptions,
     storage_options: dict[str, Any],
     as_json: bool,
@@ -105,8 +113,9 @@ def train(
 ) -> None:
     """Train a model on the data set STORE.
 
-    STORE and OUT are paths or URLs. Stopped by Ctrl-C or a limit, the iteration under way is finished
-    and the model so far is written.
+    STORE, OUT and DIR are paths or URLs. Stopped by Ctrl-C, SIGTERM or the time limit, the iteration under
+    way is finished and the model so far is written; with --checkpoint, only the read under way is
+    finished, a checkpoint is written, and the exit code is 5.
     """
     from dswml.dataset import open_dataset
     from dswml.estimator import SparseWeightedClassifier
@@ -128,15 +137,26 @@ def train(
         if not silent:
             click.echo(line, err=True)
 
+    def say(line: str) -> None:
+        click.echo(line, err=True)
+
+    place = checkpoints_of(checkpoint, checkpoint_every, resume, overwrite, storage_options)
     data = open_dataset(store, block_bytes=block_bytes, storage_options=storage_options)
     progress = _Progress(checked.options.tol, silent)
-    with executor_from_options(cluster, announce=announce) as executor, _interruptible() as interrupted:
+    with (
+        saying_how_to_resume(place),
+        executor_from_options(cluster, announce=announce) as executor,
+        stoppable(say) as asked,
+    ):
         model, solution = fit(
             data,
             checked,
             executor,
-            callbacks=[progress.record, lambda record: interrupted()],
+            callbacks=[progress.record, *([] if place else [lambda record: asked()])],
             on_sweep=progress.sweep,
+            checkpoint=place,
+            stop=asked,
+            announce=announce,
         )
     progress.close()
     model.save(output, overwrite=overwrite, storage_options=storage_options)
@@ -185,26 +205,6 @@ def _lines(model: Model, solution: Solution, output: str) -> list[str]:
         f"p0 {model.p0:.4g}, {format_seconds(solution.seconds)}",
         f"The model is in {output}",
     ]
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Turn the first Ctrl-C or SIGTERM into a wish to stop; the second one stops at once."""
-    asked = False
-
-    def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        asked = True
-        for each, handler in before.items():
-            signal.signal(each, handler)
-        click.echo("Stopping after this iteration; once more stops at once.", err=True)
-
-    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 class _Progress:

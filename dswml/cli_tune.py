@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from dswml.cli import verb_options
+from dswml.cli_checkpoint import checkpoint_options, checkpoints_of, saying_how_to_resume
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import UsageError
+from dswml.stopping import stoppable
 
 if TYPE_CHECKING:
     from dswml.tuning import GridPoint, Tuned
@@ -62,7 +65,8 @@ def _weights(text: str) -> list[str | float]:
     "--fit-intercept", type=float, metavar="VALUE", help="Append a constant column of this value to X."
 )
 @click.option("--normalize", type=click.Choice(["l2"]), help="Scale the rows of X to unit norm.")
-@click.option("--overwrite", is_flag=True, help="Replace the model that is there.")
+@click.option("--overwrite", is_flag=True, help="Replace the model and the checkpoints that are there.")
+@checkpoint_options
 @cluster_options
 @verb_options
 def tune(
@@ -80,6 +84,9 @@ def tune(
     fit_intercept: float | None,
     normalize: str | None,
     overwrite: bool,
+    checkpoint: str | None,
+    checkpoint_every: str,
+    resume: bool,
     cluster: ClusterOptions,
     storage_options: dict[str, Any],
     as_json: bool,
@@ -88,7 +95,8 @@ def tune(
     """Cross-validate a grid of radii and weights on the data set STORE.
 
     All folds and points share each read of the data. The choice is fitted on all rows, with the
-    threshold as given, if --model says where to write it.
+    threshold as given, if --model says where to write it. With --checkpoint, Ctrl-C and SIGTERM finish the
+    read under way and write a checkpoint, and the exit code is 5.
     """
     from dswml import tuning
     from dswml.dataset import open_dataset
@@ -108,8 +116,13 @@ def tune(
         if not silent:
             click.echo(line, err=True)
 
+    place = checkpoints_of(checkpoint, checkpoint_every, resume, overwrite, storage_options)
     data = open_dataset(store, storage_options=storage_options)
-    with executor_from_options(cluster, announce=say) as executor:
+    with (
+        saying_how_to_resume(place),
+        executor_from_options(cluster, announce=say) as executor,
+        nullcontext() if place is None else stoppable(say) as asked,
+    ):
         tuned = tuning.tune(
             data,
             executor,
@@ -126,6 +139,9 @@ def tune(
             on_iteration=lambda iteration, passes, solved, total: say(
                 f"iteration {iteration:3d}  passes {passes:3d}  solved {solved} of {total}"
             ),
+            checkpoint=place,
+            stop=asked,
+            announce=say,
         )
         chosen = None
         if folds:
@@ -140,7 +156,13 @@ def tune(
                 normalize=normalize,
                 random_state=seed,
             )
-            model, _ = train(data, estimator.checked_parameters(), executor)
+            model, _ = train(
+                data,
+                estimator.checked_parameters(),
+                executor,
+                checkpoint=None if place is None else place.within("model"),
+                stop=asked,
+            )
             searched(model, tuned, chosen).save(output, overwrite=overwrite, storage_options=storage_options)
     if as_json:
         click.echo(json.dumps(_described(tuned, chosen)))

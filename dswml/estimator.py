@@ -15,6 +15,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.multiclass import check_classification_targets, type_of_target
 from sklearn.utils.validation import check_is_fitted, validate_data
 
+from .checkpoints import Checkpoints
 from .current import current_executor
 from .errors import DataError, UsageError
 from .frank_wolfe import Options
@@ -66,7 +67,7 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
     threshold : float, optional
         Scores from here on predict a label: by default 1/2, or 0 for the exponential loss.
     random_state : int, RandomState or None, default=None
-        Seeds the random vectors of the matrix-free oracle.
+        Seeds the random vectors of the matrix-free oracle. With checkpoints None is 0.
     dtype : {"auto", "float32", "float64"}, default="auto"
         Type of the products with X; sums are kept in float64. "auto" is float64 for sparse X and X's own
         type for dense. With float32 the certified gap is exact up to the rounding of these products,
@@ -77,6 +78,9 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         Memory for the factors and statistics in the fitting process; decides how many directions are kept.
     callbacks : sequence of callable, optional
         Each is called with the record of every iteration; one that returns True ends the fit.
+    checkpoint : Checkpoints, optional
+        Where to write checkpoints, and whether to go on from one. A fit that meets its time limit then
+        raises a `StoppedEarlyError` and can be gone on with.
 
     Attributes
     ----------
@@ -136,6 +140,7 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         cache: str = "auto",
         memory_limit: int | str = "2 GiB",
         callbacks: Sequence[Callable[[Any], Any]] | None = None,
+        checkpoint: Checkpoints | None = None,
     ) -> None:
         self.radius = radius
         self.weights = weights
@@ -154,6 +159,7 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         self.cache = cache
         self.memory_limit = memory_limit
         self.callbacks = callbacks
+        self.checkpoint = checkpoint
 
     def fit(self, X: Any, Y: Any = None) -> SparseWeightedClassifier:
         """Fit the model.
@@ -173,7 +179,10 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         parameters = self.checked_parameters()
         data, classes = self._training_data(X, Y)
         with current_executor(data) as executor:
-            model, solution = train(data, parameters, executor, callbacks=tuple(self.callbacks or ()))
+            callbacks = tuple(self.callbacks or ())
+            model, solution = train(
+                data, parameters, executor, callbacks=callbacks, checkpoint=self.checkpoint
+            )
         self.one_label_ = classes is not None
         if classes is None:
             classes = np.arange(data.n_labels) if model.label_names is None else np.array(model.label_names)
@@ -353,8 +362,14 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         except (ValueError, TypeError, AttributeError, OverflowError):
             memory_limit = 0
         self._check("memory_limit", memory_limit > 0, "a number of bytes such as '2 GiB'")
+        self._check(
+            "checkpoint",
+            self.checkpoint is None or isinstance(self.checkpoint, Checkpoints),
+            "a Checkpoints or None",
+        )
+        seeded = self.random_state is not None or self.checkpoint is None
         try:
-            random = check_random_state(self.random_state)
+            random = check_random_state(self.random_state if seeded else 0)
         except ValueError:
             random = None
         self._check(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from .checkpoints import Checkpoints
 from .errors import UsageError
 from .estimator import SparseWeightedClassifier, current_executor
 from .search_record import searched
@@ -34,7 +35,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
         Take the best mean, or the smallest radius within a standard error of it.
     tune_threshold : bool, default=False
         Predict with the threshold that is best for micro-F1 on the held-out rows.
-    tol, fit_intercept, normalize, random_state, dtype, cache, memory_limit
+    tol, fit_intercept, normalize, random_state, dtype, cache, memory_limit, checkpoint
         As for `SparseWeightedClassifier`.
 
     Attributes
@@ -71,6 +72,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
         dtype: str = "auto",
         cache: str = "auto",
         memory_limit: int | str = "2 GiB",
+        checkpoint: Checkpoints | None = None,
     ) -> None:
         super().__init__(
             weights=weights,  # type: ignore[arg-type]
@@ -81,6 +83,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
             dtype=dtype,
             cache=cache,
             memory_limit=memory_limit,
+            checkpoint=checkpoint,
         )
         self.radii = radii
         self.folds = folds
@@ -126,6 +129,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
                 dtype=self.dtype,
                 cache=self.cache,
                 memory_limit=parameters.options.memory_limit,
+                checkpoint=self.checkpoint,
             )
         chosen = self.tuned_.best if self.rule == "best" else self.tuned_.one_standard_error
         self.radius_, self.weights_ = float(chosen.radius), chosen.weights
@@ -150,4 +154,5 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
             dtype=self.dtype,
             cache=self.cache,
             memory_limit=self.memory_limit,
+            checkpoint=self.checkpoint and self.checkpoint.within("model"),
         )

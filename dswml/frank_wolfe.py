@@ -17,7 +17,6 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -29,6 +28,8 @@ from .corrective import Quadratic, plan_directions, solve
 from .errors import UsageError
 from .oracle import Answer
 from .problem import Problem
+from .solution import Certificate, Options, Record, Solution
+from .solver_state import restore_run, run_state
 
 __all__ = ["Certificate", "Options", "Record", "Solution", "frank_wolfe", "is_assembled", "result_nbytes"]
 
@@ -73,66 +74,6 @@ def result_nbytes(n_features: int, n_labels: int) -> int:
     return 8 * MAX_BLOCK * (n_features + n_labels)
 
 
-@dataclass(frozen=True)
-class Record:
-    """One iteration: the state of W_k before the step from it."""
-
-    iteration: int
-    passes: int
-    objective: float
-    gap: float
-    relative_gap: float
-    certified: bool
-    rank: int
-    directions: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Certificate:
-    """How the gap is known: "assembled" is exact, "lanczos" holds with ``confidence``."""
-
-    method: str
-    gap: float
-    confidence: float
-
-
-@dataclass(frozen=True)
-class Options:
-    """How to run; see `dswml.SparseWeightedClassifier` for the meaning of each."""
-
-    step: str = "corrective"
-    block_size: int | None = None
-    tol: float = 1e-3
-    max_iter: int = 1000
-    max_passes: int | None = None
-    time_limit: float | None = None
-    memory_limit: int = 2**31
-    seed: int = 0
-    assemble: bool | None = None
-
-
-@dataclass(frozen=True)
-class Solution:
-    """W = U M in compact singular form, U (D x r), M (r x L), and how it was reached.
-
-    ``gap`` is the certified one where there is a certificate; ``gap_estimate`` is what the oracle
-    alone says, which is below the true gap unless the gradient was assembled.
-    """
-
-    u: Array
-    m: Array
-    objective: float
-    gap: float
-    gap_estimate: float
-    certificate: Certificate | None
-    status: str
-    iterations: int
-    passes: int
-    seconds: float
-    history: tuple[Record, ...]
-
-
 def frank_wolfe(
     problem: Problem, options: Options, callbacks: Sequence[Callable[[Record], Any]] = ()
 ) -> Solution:
@@ -141,10 +82,10 @@ def frank_wolfe(
     A callback sees the `Record` of every iteration; one that returns True ends the run.
     """
     with ThreadPoolExecutor(max(problem.executor.n_slots, 1), thread_name_prefix="dswml-label") as pool:
-        return _Run(problem, options, callbacks, pool).run()
+        return Run(problem, options, callbacks, pool).run()
 
 
-class _Run:
+class Run:
     def __init__(
         self,
         problem: Problem,
@@ -153,7 +94,8 @@ class _Run:
         pool: ThreadPoolExecutor,
     ) -> None:
         self.problem, self.options, self.callbacks, self.pool = problem, options, callbacks, pool
-        self.started = time.monotonic()
+        self.started = time.monotonic() - (problem.journal.seconds_before if problem.journal else 0)
+        self.most = max(MAX_BLOCK, options.block_size or 0)
         self.mt = np.zeros((problem.n_labels, 0))
         self.iteration = 0
         self.curvature = 1e-6
@@ -187,30 +129,43 @@ class _Run:
             )
 
     def run(self) -> Solution:
+        journal = self.problem.journal
+        state = None if journal is None else journal.restored
+        stopped = False
         while True:
-            answer = self.linear_oracle()
-            gap, certified = self.gap(answer)
-            if not self.history:
-                self.floor = OBJECTIVE_FLOOR * answer.objective
-            relative = gap / self.scale(answer)
-            record = Record(
-                self.iteration,
-                self.problem.passes,
-                answer.objective,
-                gap,
-                relative,
-                certified,
-                _rank(self.mt),
-                self.problem.rank,
-                time.monotonic() - self.started,
-            )
-            self.history.append(record)
-            stopped = [callback(record) is True for callback in self.callbacks]
-            status = self.status(record, any(stopped))
+            if state is None:
+                answer = self.linear_oracle()
+                gap, certified = self.gap(answer)
+                record = self.record(answer, gap, certified)
+                self.history.append(record)
+                wishes = [callback(record) for callback in self.callbacks]
+                stopped = any(wish is True for wish in wishes)
+            else:
+                answer = restore_run(self, state)
+                record = self.history[-1]
+            status = self.status(record, stopped)
+            if journal is not None:
+                journal.between(state or run_state(self, answer, self.most), over=status is not None)
+                state = None
             if status is not None:
                 return self.solution(record, status)
-            self.mt = self.step(answer, gap)
+            self.mt = self.step(answer, record.gap)
             self.iteration += 1
+
+    def record(self, answer: Answer, gap: float, certified: bool) -> Record:
+        if not self.history:
+            self.floor = OBJECTIVE_FLOOR * answer.objective
+        return Record(
+            self.iteration,
+            self.problem.passes,
+            answer.objective,
+            gap,
+            gap / self.scale(answer),
+            certified,
+            _rank(self.mt),
+            self.problem.rank,
+            time.monotonic() - self.started,
+        )
 
     def scale(self, answer: Answer) -> float:
         """What the gap is relative to: F(W), or a share of F(0) where the data can be interpolated."""
@@ -226,7 +181,8 @@ class _Run:
             return "MAXITER"
         if self.passes_left() < self.passes_ahead:
             return "MAXPASSES"
-        if options.time_limit is not None and record.seconds >= options.time_limit:
+        limit = options.time_limit if self.problem.journal is None else None  # which stops by itself
+        if limit is not None and record.seconds >= limit:
             return "TIMEOUT"
         return None
 

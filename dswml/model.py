@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 import scipy.sparse as sp
 
+from .checked import array_digest
 from .errors import UsageError
 from .frank_wolfe import Record
-from .model_file import MODEL_FORMAT, array_digest, read_model, write_model
+from .model_file import MODEL_FORMAT, read_model, write_model
 from .scoring import Rule, choose_labels, projected_pieces, rank_labels, score_tiles
 from .weights import label_probability
 

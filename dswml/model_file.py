@@ -19,14 +19,13 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
+from .checked import read_checked, write_checked
 from .errors import DataError, IncompleteStoreError, StoreExistsError
-from .format import fill_value
-from .frank_wolfe import Record
+from .solution import Record
 from .storage import (
     CSR_INDPTR,
     DENSE_FLOAT,
     open_group,
-    read_array,
     read_names,
     remove_store,
     store_exists,
@@ -36,7 +35,7 @@ from .storage import (
 if TYPE_CHECKING:
     from .model import Model
 
-__all__ = ["MODEL_FORMAT", "check_place", "read_model", "write_model"]
+__all__ = ["MODEL_FORMAT", "check_place", "history_records", "history_table", "read_model", "write_model"]
 
 Array = npt.NDArray[Any]
 Url = str | os.PathLike[str]
@@ -44,8 +43,6 @@ Url = str | os.PathLike[str]
 MODEL_FORMAT = "dswml-model"
 #: Versions that are read.
 VERSIONS = (1, 2)
-#: Bytes of a chunk of U or M on disk.
-CHUNK_BYTES = 2**25
 #: Arrays that a model need not have.
 _OPTIONAL = ("label_counts", "label_thresholds")
 _NAMES = ("label_names", "feature_names")
@@ -63,16 +60,17 @@ def write_model(
     attributes: dict[str, Any] = {"format": MODEL_FORMAT, "format_version": 1 if plain else 2}
     group = open_group(url, "w", storage_options)
     group.attrs.put({**attributes, "complete": False})
-    columns = [column.name for column in fields(Record)]
-    history = np.array([[float(v) for v in asdict(record).values()] for record in model.history])
-    arrays = {"U": model.u, "M": model.m, "history": history.reshape(-1, len(columns))}
+    columns, history = history_table(model.history)
+    arrays = {"U": model.u, "M": model.m, "history": history}
     for name in _OPTIONAL:
         values = getattr(model, name)
         if values is not None:
             arrays[name] = values
+    digests = {}
     for name, values in arrays.items():
-        _write(group, name, values)
-    digests = {name: array_digest(values) for name, values in arrays.items()}
+        dtype = _TYPES.get(name, np.dtype(np.float64))
+        codecs = DENSE_FLOAT if dtype.kind == "f" else CSR_INDPTR
+        digests[name] = write_checked(group, name, values, dtype, codecs)
     for name in _NAMES:
         names = getattr(model, name)
         if names is not None:
@@ -154,14 +152,8 @@ def read_model(url: Url, storage_options: Mapping[str, Any] | None = None) -> di
         "normalize": attrs["normalize"],
         **optional,
         "info": info if isinstance(info, dict) else {},
-        "history": _records(attrs.get("history_columns"), history, place),
+        "history": history_records(attrs.get("history_columns"), history, f"the model {place}"),
     }
-
-
-def array_digest(values: Array) -> str:
-    """Return the sha256 of the values, the same on every machine."""
-    kind = "<i8" if values.dtype.kind in "iu" else "<f8"
-    return hashlib.sha256(np.ascontiguousarray(values, dtype=kind).data).hexdigest()
 
 
 def _names_digest(names: Sequence[str]) -> str:
@@ -182,10 +174,18 @@ def _check_kind(attrs: Mapping[str, Any], place: str) -> None:
         )
 
 
-def _records(names: Any, history: Array, place: str) -> tuple[Record, ...]:
+def history_table(history: Sequence[Record]) -> tuple[list[str], Array]:
+    """Return the columns and the numbers of a history, a row for each record."""
+    columns = [column.name for column in fields(Record)]
+    rows = np.array([[float(value) for value in asdict(record).values()] for record in history])
+    return columns, rows.reshape(-1, len(columns))
+
+
+def history_records(names: Any, history: Array, of: str) -> tuple[Record, ...]:
+    """Return the records that `history_table` made a table of."""
     types = {column.name: str(column.type) for column in fields(Record)}
     if not isinstance(names, list) or set(names) != set(types) or history.shape[1] != len(names):
-        raise DataError(f"the history of the model {place} has columns {names!r}, not {list(types)!r}")
+        raise DataError(f"the history of {of} has columns {names!r}, not {list(types)!r}")
     casts = {"int": int, "float": float, "bool": bool}
     rows = (dict(zip(names, row, strict=True)) for row in history)
     return tuple(Record(**{name: casts[types[name]](value) for name, value in row.items()}) for row in rows)
@@ -218,30 +218,9 @@ def _read_names(
     return names
 
 
-def _write(group: zarr.Group, name: str, values: Array) -> None:
-    dtype = _TYPES.get(name, np.dtype(np.float64))
-    rows = max(1, min(len(values), CHUNK_BYTES // max(values[:1].nbytes, 1)))
-    array = group.create_array(
-        name,
-        shape=values.shape,
-        chunks=(rows, *(max(length, 1) for length in values.shape[1:])),
-        dtype=dtype,
-        compressors=DENSE_FLOAT if dtype.kind == "f" else CSR_INDPTR,
-        fill_value=fill_value(dtype),
-    )
-    if values.size:
-        array[:] = values
-
-
 def _read(group: zarr.Group, name: str, digests: Mapping[str, Any], place: str) -> Array:
-    array = group.get(name)
-    dtype, ndim = _TYPES.get(name, np.dtype(np.float64)), _DIMENSIONS[name]
-    if not isinstance(array, zarr.Array) or array.ndim != ndim or array.dtype != dtype:
-        kind = "a matrix" if ndim == 2 else "a vector"
-        raise DataError(f"array {name} of the model {place} is missing or not {kind} of {dtype}: train again")
-    values = np.ascontiguousarray(read_array(array, 0, array.shape[0], store=place)).reshape(array.shape)
-    if array_digest(values) != digests.get(name):
-        raise DataError(
-            f"array {name} of the model {place} does not match its checksum: it was changed; train again"
-        )
-    return values
+    dtype = _TYPES.get(name, np.dtype(np.float64))
+    digest, remedy = digests.get(name), "train again"
+    return read_checked(
+        group, name, dtype, _DIMENSIONS[name], digest, kind="model", place=place, remedy=remedy
+    )

@@ -24,12 +24,12 @@ import scipy.sparse as sp
 
 from .blocks import DEFAULT_BLOCK_BYTES, RowBlock
 from .cache import check_room
+from .checked import array_digest
 from .current import current_executor
 from .errors import DataError, UsageError
 from .executor import Executor, InProcessExecutor
 from .matching import check_features
 from .model import Model, load_model
-from .model_file import array_digest
 from .prediction_output import Output, ZarrOutput
 from .prediction_text import CsvOutput, JsonLinesOutput, XmlRepoOutput
 from .progress import OnProgress, reporting

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from .checkpoints import Journal
 from .corrective import Statistics
 from .errors import DataError
 from .executor import Executor, Shared
@@ -46,6 +47,8 @@ class Problem:
         Called with the share of the current sweep that is done.
     n_rows : int, optional
         Rows that are trained on, if not all.
+    journal : Journal, optional
+        Keeps the reads for checkpoints, and answers those that were made before an interruption.
     """
 
     def __init__(
@@ -59,9 +62,11 @@ class Problem:
         loss: str = "square",
         on_sweep: Callable[[float], None] | None = None,
         n_rows: int | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self.executor, self.source, self.label_counts = executor, source, label_counts
         self.radius, self.p0, self.loss, self.on_sweep = radius, p0, loss, on_sweep
+        self.journal = journal
         self.n_rows = source.data.n_rows if n_rows is None else n_rows
         self.n_features, self.n_labels = source.n_features, source.data.n_labels
         self.rows_read = 0
@@ -70,7 +75,7 @@ class Problem:
         self.statistics: Statistics | None = None
         self._worker_place: Array | None = None
         self.pieces: list[Shared] = []
-        self._pending = 0
+        self.pending = 0
 
     @property
     def passes(self) -> int:
@@ -115,24 +120,30 @@ class Problem:
         if new.shape[1]:
             self.pieces.append(Shared(f"basis-{uuid.uuid4().hex}", new))
             self.basis = np.hstack([self.basis, new])
-            self._pending += new.shape[1]
+            self.pending += new.shape[1]
         return int(new.shape[1])
 
     def sweep(self, mt: Array, **request: Any) -> Partial:
         """Read the data once, with W = U M; see `Sweep` for what can be asked for."""
-        blocks = self.source.data.blocks
-        total = len(blocks)
-        result = self.executor.reduce(
-            sweep_block,
-            combine,
-            blocks,
-            self.request(mt, **request),
-            self.pieces,
-            on_result=None if self.on_sweep is None else lambda done: self._advance(done / total),
-        )
+        asked = self.request(mt, **request)
+        if self.journal is None:
+            result = self._read(asked)
+        else:
+            result = self.journal.through([asked], self.pieces, lambda: self._read(asked))
         self.rows_read += int(result["rows_read"])
         self.absorb(result)
         return result
+
+    def _read(self, request: Sweep) -> Partial:
+        blocks = self.source.data.blocks
+        return self.executor.reduce(
+            sweep_block,
+            combine,
+            blocks,
+            request,
+            self.pieces,
+            on_result=None if self.on_sweep is None else lambda done: self._advance(done / len(blocks)),
+        )
 
     def request(self, mt: Array | None, **request: Any) -> Sweep:
         """Return what `sweep` asks every row block for."""
@@ -142,7 +153,7 @@ class Problem:
             p0=self.p0,
             loss=self.loss,
             mt=None if mt is None else np.ascontiguousarray(mt),
-            grow=self._pending,
+            grow=self.pending,
             place=self._worker_place,
             **request,
         )
@@ -155,7 +166,7 @@ class Problem:
                     f"the numbers of the fit overflow (sums of {name!r} beyond {LARGEST:g}): scale the "
                     "features, for example with normalize='l2', or lower the radius"
                 )
-        if self._pending:
+        if self.pending:
             self._grow(sums)
 
     def _advance(self, share: float) -> None:
@@ -163,7 +174,7 @@ class Problem:
             self.on_sweep(share)
 
     def _grow(self, result: Partial) -> None:
-        self._pending = 0
+        self.pending = 0
         self.moment = np.hstack([self.moment, result["moment"]])
         if self.statistics is not None:
             self.statistics.append(

@@ -20,7 +20,7 @@ from .errors import StoreExistsError
 from .sidecar import Sidecar
 from .storage import open_group
 
-__all__ = ["Part", "Staging"]
+__all__ = ["Part", "Staging", "check_same"]
 
 Array = npt.NDArray[Any]
 
@@ -93,12 +93,7 @@ class Staging:
     def check_request(self, request: Mapping[str, Any]) -> None:
         """Refuse to go on with a result of something else, and name the difference."""
         before: Any = self.group.attrs.get("request")
-        for name, value in request.items():
-            if before.get(name) != value:
-                raise StoreExistsError(
-                    f"{self.url} was begun with {name.replace('_', ' ')} {_shown(before.get(name))}, and now "
-                    f"it is {_shown(value)}: give the same, or begin again with --overwrite (overwrite=True)"
-                )
+        check_same(self.url, before, request)
 
     def keep(self, part: Part, values: Mapping[str, Array]) -> None:
         """Put a part aside, and mark it when all of it is there."""
@@ -131,6 +126,16 @@ class Staging:
     def clear(self) -> None:
         """Remove all parts."""
         self._sidecar.clear()
+
+
+def check_same(place: str, before: Mapping[str, Any], request: Mapping[str, Any]) -> None:
+    """Refuse to go on at a place where something else was begun, and name the difference."""
+    for name, value in request.items():
+        if before.get(name) != value:
+            raise StoreExistsError(
+                f"{place} was begun with {name.replace('_', ' ')} {_shown(before.get(name))}, and now "
+                f"it is {_shown(value)}: give the same, or begin again with --overwrite (overwrite=True)"
+            )
 
 
 def _shown(value: Any) -> str:

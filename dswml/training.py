@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from .cache import check_room, forget_run
+from .checkpoints import Checkpoints, begin, data_request, saving
 from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
@@ -54,6 +55,9 @@ def train(
     *,
     callbacks: Sequence[Callable[[Record], Any]] = (),
     on_sweep: Callable[[float], None] | None = None,
+    checkpoint: Checkpoints | None = None,
+    stop: Callable[[], bool] | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> tuple[Model, Solution]:
     """Fit a model.
 
@@ -67,6 +71,12 @@ def train(
         Each sees the `Record` of every iteration; one that returns True ends the fit.
     on_sweep : callable, optional
         Sees the share of the current read of the data that is done.
+    checkpoint : Checkpoints, optional
+        Where to write checkpoints, and whether to go on from one.
+    stop : callable, optional
+        Asked after every read whether to write a checkpoint and stop, with a `StoppedEarlyError`.
+    announce : callable, optional
+        Told, in a line for people, what the fit goes on from.
 
     Returns
     -------
@@ -87,6 +97,15 @@ def train(
         intercept=float(parameters.fit_intercept),
         cache=parameters.cache,
     )
+    journal = begin(
+        checkpoint,
+        _request(data, parameters),
+        n_rows=data.n_rows,
+        limit=parameters.options.memory_limit,
+        stop=stop,
+        time_limit=parameters.options.time_limit,
+        announce=announce,
+    )
     problem = Problem(
         executor,
         source,
@@ -95,9 +114,10 @@ def train(
         p0=p0,
         loss=parameters.loss,
         on_sweep=on_sweep,
+        journal=journal,
     )
     try:
-        with one_blas_thread():
+        with one_blas_thread(), saving(journal):
             solution = frank_wolfe(problem, parameters.options, callbacks)
     finally:
         problem.close()
@@ -118,6 +138,18 @@ def train(
         label_counts=np.asarray(data.label_counts),
     )
     return model, solution
+
+
+#: Parameters that may be others when work goes on from a checkpoint.
+CHANGEABLE = ("cache", "threshold", "max_iter", "max_passes", "time_limit", "tol")
+
+
+def _request(data: Dataset, parameters: Parameters) -> dict[str, Any]:
+    """What a checkpoint is of: only the same may go on from it."""
+    asked = asdict(parameters)
+    asked |= asked.pop("options")
+    same = {name: value for name, value in asked.items() if name not in CHANGEABLE}
+    return {"verb": "train", **data_request(data), **same}
 
 
 def _info(data: Dataset, parameters: Parameters, solution: Solution) -> dict[str, Any]:

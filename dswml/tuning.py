@@ -20,6 +20,7 @@ import numpy.typing as npt
 from . import metrics, oracle
 from .blocks import RowBlock
 from .cache import check_room, forget_run
+from .checkpoints import Checkpoints, Journal, begin, data_request, saving
 from .corrective import Quadratic, plan_directions, solve
 from .errors import UsageError
 from .executor import Executor, one_blas_thread
@@ -35,6 +36,7 @@ from .frank_wolfe import (
     result_nbytes,
 )
 from .problem import Problem
+from .solver_state import restore_search, search_state
 from .stored import Dataset
 from .stratify import stratified_folds
 from .sweep import Partial, Sweep, combine, sweep_block_together
@@ -283,6 +285,9 @@ def tune(
     cache: str = "auto",
     memory_limit: int = 2**31,
     on_iteration: Callable[[int, int, int, int], Any] | None = None,
+    checkpoint: Checkpoints | None = None,
+    stop: Callable[[], bool] | None = None,
+    announce: Callable[[str], None] | None = None,
 ) -> Tuned:
     """Solve every point of radii x weights on every fold, and score the held-out rows.
 
@@ -309,6 +314,8 @@ def tune(
         Largest k of P@k and its kin.
     on_iteration : callable, optional
         Called with the iteration, the passes so far, the points solved and their number.
+    checkpoint, stop, announce
+        As in `dswml.training.train`.
 
     Returns
     -------
@@ -342,20 +349,44 @@ def tune(
         float(fit_intercept),
         cache,
     )
+    request = {
+        "verb": "tune",
+        **data_request(data),
+        "radii": [float(radius) for radius in radii],
+        "weights": list(weights),
+        "folds": folds,
+        "seed": seed,
+        "stratify": stratify,
+        "tol": tol,
+        "fit_intercept": float(fit_intercept),
+        "normalize": normalize,
+        "dtype": dtype,
+        "memory_limit": memory_limit,
+    }
+    journal = begin(checkpoint, request, n_rows=data.n_rows, limit=memory_limit, stop=stop, announce=announce)
     try:
-        with one_blas_thread(), ThreadPoolExecutor(max(executor.n_slots, 1)) as pool:
+        with (
+            one_blas_thread(),
+            saving(journal),
+            ThreadPoolExecutor(max(executor.n_slots, 1)) as pool,
+        ):
             p0s = [p0 for _, p0 in weightings]
             assigned = stratified_folds(source, executor, folds, seed) if stratify and folds else None
             parts = [Fold(folds, seed, fold, assigned) for fold in range(folds)]
-            search = _Search(executor, source, radii, p0s, parts, tol, memory_limit, window, pool)
+            search = Search(executor, source, radii, p0s, parts, tol, memory_limit, window, pool)
+            search.journal = journal
             iterations = search.solve(on_iteration)
+            if journal is not None:
+                journal.save()
             points = search.evaluated(grid, threshold, k)
     finally:
         executor.everywhere(forget_run, source.run)
     return Tuned(tuple(points), score, search.passes, iterations)
 
 
-class _Search:
+class Search:
+    journal: Journal | None = None
+
     def __init__(
         self,
         executor: Executor,
@@ -397,7 +428,12 @@ class _Search:
 
     def solve(self, on_iteration: Callable[[int, int, int, int], Any] | None) -> int:
         total = sum(len(path.points) for path in self.paths)
-        for iteration in range(MAX_ITERATIONS):
+        begun = None if self.journal is None else self.journal.restored
+        first = 0 if begun is None else restore_search(self, begun)
+        for iteration in range(first, MAX_ITERATIONS):
+            if self.journal is not None:
+                state = begun if iteration == first and begun else search_state(self, iteration)
+                self.journal.between(state, over=False)
             self.look()
             left = sum(len(path.unsolved) for path in self.paths)
             if on_iteration is not None:
@@ -417,9 +453,13 @@ class _Search:
 
     def read(self, paths: list[_Path], requests: list[Any]) -> list[Partial]:
         pieces = [piece for path in paths for piece in path.problem.pieces]
-        sums = self.executor.reduce(
-            sweep_block_together, combine, self.source.data.blocks, tuple(requests), pieces
-        )
+
+        def made() -> Partial:
+            return self.executor.reduce(
+                sweep_block_together, combine, self.source.data.blocks, tuple(requests), pieces
+            )
+
+        sums = made() if self.journal is None else self.journal.through(requests, pieces, made)
         self.rows_read += int(sums["rows_read"])
         results = []
         for number, path in enumerate(paths):

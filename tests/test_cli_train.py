@@ -254,7 +254,7 @@ def interrupted(store: Path, place: Path, number: int) -> tuple[int, str, str]:
 def test_an_interrupted_fit_leaves_the_model_so_far(number: int, store: Path, tmp_path: Path) -> None:
     code, stdout, stderr = interrupted(store, tmp_path / "m.zarr", number)
     assert code == 1
-    assert "Stopping after this iteration" in stderr
+    assert "Stopping in good order" in stderr
     assert f"{tmp_path / 'm.zarr'} holds the model so far" in stderr
     assert "Traceback" not in stderr
     assert stdout.startswith("INTERRUPTED: ")

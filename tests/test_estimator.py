@@ -120,6 +120,7 @@ WRONG: dict[str, list[Any]] = {
     "memory_limit": [0, -5, "much", None, NAN, INF],
     "random_state": ["seed", -1, 1.5],
     "callbacks": [5, print, [print, 5], "print"],
+    "checkpoint": ["run", 5],
 }
 
 

@@ -20,9 +20,16 @@ import scipy.sparse as sp
 from distributed import Client
 from numpy.typing import NDArray
 
+from dswml import Checkpoints, SparseWeightedClassifier
 from dswml.dask_executor import DaskExecutor
 from dswml.dataset import DatasetWriter, create_dataset, open_dataset
-from dswml.errors import DataError, IncompleteStoreError, StoreExistsError, StoreNotFoundError
+from dswml.errors import (
+    DataError,
+    IncompleteStoreError,
+    StoppedEarlyError,
+    StoreExistsError,
+    StoreNotFoundError,
+)
 from dswml.sources import as_dataset
 from dswml.storage import remove_store, store_exists
 from dswml.validation import validate
@@ -140,6 +147,23 @@ def test_an_interrupted_write_is_refused_and_resumed(place: tuple[str, dict[str,
     data = writer.finish(k_hat=int(labels().sum(axis=1).max()), label_counts=labels().sum(axis=0))
     np.testing.assert_array_equal(dense(data.read_x(0, N)), x)
     validate(data)
+
+
+def test_checkpoints_live_there_without_the_credentials(place: tuple[str, dict[str, Any]]) -> None:
+    url, options = place
+    x, y = features()[:200], labels()[:200]
+    asked: dict[str, Any] = {"weights": 0.3, "step": "open-loop", "max_iter": 1, "tol": 0, "random_state": 0}
+    whole = SparseWeightedClassifier(**asked).fit(x, y)
+    checkpoint = Checkpoints(url, every=1, resume=True, storage_options=options)
+    with pytest.raises(StoppedEarlyError):
+        SparseWeightedClassifier(**asked, time_limit=1e-9, checkpoint=checkpoint).fit(x, y)
+    resumed = SparseWeightedClassifier(**asked, checkpoint=checkpoint).fit(x, y)
+    assert resumed.model_.u.tobytes() == whole.model_.u.tobytes()
+    fs, path = fsspec.url_to_fs(url, **options)
+    fs.invalidate_cache()
+    assert len({name.removeprefix(path).split("/")[1] for name in fs.find(path)}) == 3  # two and the root
+    written = b"".join(fs.cat_file(name) for name in fs.find(path))
+    assert not any(str(value).encode() in written for name, value in options.items() if name != "key")
 
 
 @pytest.mark.parametrize("damage", ["truncate", "delete"])
