@@ -10,10 +10,12 @@ if TYPE_CHECKING:
     from .estimator import SparseWeightedClassifier
     from .estimator_cv import SparseWeightedClassifierCV
     from .evaluation import evaluate
+    from .jobs import Job, submit
     from .model import Model, load_model
     from .prediction import predict_dataset
 
 __all__ = [
+    "Job",
     "Model",
     "SparseWeightedClassifier",
     "SparseWeightedClassifierCV",
@@ -22,10 +24,12 @@ __all__ = [
     "load_model",
     "open_dataset",
     "predict_dataset",
+    "submit",
 ]
 
 # Loaded when first used, so that the command line starts at once.
 _HOMES = {
+    "Job": "jobs",
     "Model": "model",
     "SparseWeightedClassifier": "estimator",
     "SparseWeightedClassifierCV": "estimator_cv",
@@ -34,6 +38,7 @@ _HOMES = {
     "load_model": "model",
     "open_dataset": "dataset",
     "predict_dataset": "prediction",
+    "submit": "jobs",
 }
 
 

@@ -14,7 +14,7 @@ import click
 from dswml.cli import number_of_bytes, verb_options
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import StoppedEarlyError, UsageError
-from dswml.progress import OnProgress, format_seconds, show_progress
+from dswml.progress import OnProgress, format_seconds, is_silent, show_progress
 
 if TYPE_CHECKING:
     from dswml.evaluation import Evaluation
@@ -106,7 +106,7 @@ def predict(
     if top_k is not None and threshold is not None:
         raise UsageError("--top-k and --threshold exclude each other: give one of them")
     try:
-        with _working(cluster, quiet or as_json) as (executor, on_progress):
+        with _working(cluster, is_silent(quiet, as_json)) as (executor, on_progress):
             from dswml.prediction import predict_dataset
 
             done = predict_dataset(
@@ -189,7 +189,7 @@ def evaluate(
     """
     if top_k is not None and threshold is not None:
         raise UsageError("--top-k and --threshold exclude each other: give one of them")
-    with _working(cluster, quiet or as_json) as (executor, on_progress):
+    with _working(cluster, is_silent(quiet, as_json)) as (executor, on_progress):
         from dswml.evaluation import evaluate as measure
 
         found = measure(

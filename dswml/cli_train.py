@@ -16,7 +16,7 @@ import click
 from dswml.cli import number_of_bytes, verb_options
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import DswmlError
-from dswml.progress import format_seconds
+from dswml.progress import format_seconds, is_silent, note
 
 if TYPE_CHECKING:
     from dswml.frank_wolfe import Record, Solution
@@ -122,7 +122,7 @@ def train(
     )
     checked = estimator.checked_parameters()
     check_place(output, overwrite=overwrite, storage_options=storage_options)
-    silent = quiet or as_json
+    silent = is_silent(quiet, as_json)
 
     def announce(line: str) -> None:
         if not silent:
@@ -216,6 +216,12 @@ class _Progress:
         self.before: Record | None = None
 
     def record(self, record: Record) -> None:
+        note(
+            iteration=record.iteration,
+            passes=record.passes,
+            objective=record.objective,
+            relative_gap=record.relative_gap,
+        )
         if self.silent:
             return
         kind = "" if record.certified else " (estimate)"

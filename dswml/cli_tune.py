@@ -10,6 +10,7 @@ import click
 from dswml.cli import verb_options
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import UsageError
+from dswml.progress import is_silent, note
 
 if TYPE_CHECKING:
     from dswml.tuning import GridPoint, Tuned
@@ -99,11 +100,15 @@ def tune(
         raise UsageError("--model needs a choice, and --folds 0 makes none: use two folds or more")
     if output is not None:
         check_place(output, overwrite=overwrite, storage_options=storage_options)
-    silent = quiet or as_json
+    silent = is_silent(quiet, as_json)
 
     def say(line: str) -> None:
         if not silent:
             click.echo(line, err=True)
+
+    def tell(iteration: int, passes: int, solved: int, total: int) -> None:
+        note(iteration=iteration, passes=passes, solved=solved, total=total)
+        say(f"iteration {iteration:3d}  passes {passes:3d}  solved {solved} of {total}")
 
     data = open_dataset(store, storage_options=storage_options)
     with executor_from_options(cluster, announce=say) as executor:
@@ -119,9 +124,7 @@ def tune(
             tol=tol,
             fit_intercept=fit_intercept or 0.0,
             normalize=normalize,
-            on_iteration=lambda iteration, passes, solved, total: say(
-                f"iteration {iteration:3d}  passes {passes:3d}  solved {solved} of {total}"
-            ),
+            on_iteration=tell,
         )
         chosen = None
         if folds:
