@@ -241,7 +241,7 @@ def _connect(options: ClusterOptions, announce: Callable[[str], None]) -> Client
         raise UsageError(
             f"{address} is no address of a scheduler ({error}): write it like tcp://HOST:8786"
         ) from error
-    security = _security(options)
+    security = _security(options, address)
     _check_encryption(address, options.require_tls)
     try:
         client = Client(address, timeout=CONNECT_SECONDS, set_as_default=False, security=security)
@@ -261,25 +261,30 @@ def _connect(options: ClusterOptions, announce: Callable[[str], None]) -> Client
     return client
 
 
-def _security(options: ClusterOptions) -> Security | None:
-    """Return the certificates that were given, or None, which leaves them to Dask's configuration."""
+def _security(options: ClusterOptions, address: str) -> Security:
+    """Return the certificates that were given, or else those of Dask's configuration."""
     from distributed import Security
 
-    if options.tls_ca is None:
-        return None
-    security = Security(
-        tls_ca_file=options.tls_ca,
-        tls_client_cert=options.tls_cert,
-        tls_client_key=options.tls_key,
-        require_encryption=True,
-    )
+    security = Security()
+    if options.tls_ca is not None:
+        security = Security(
+            tls_ca_file=options.tls_ca,
+            tls_client_cert=options.tls_cert,
+            tls_client_key=options.tls_key,
+            require_encryption=True,
+        )
     try:
-        security.get_connection_args("client")
+        shown = security.get_connection_args("client")["ssl_context"]
     except OSError as error:
         raise UsageError(
-            f"--tls-ca {options.tls_ca}, --tls-cert {options.tls_cert} and --tls-key {options.tls_key} are "
-            f"not a certificate and its key ({error})"
+            f"the authority {security.tls_ca_file}, certificate {security.tls_client_cert} and key "
+            f"{security.tls_client_key} cannot be used ({error})"
         ) from error
+    if shown is None and address.startswith("tls://"):
+        raise ClusterError(
+            f"the Dask scheduler {address} wants to see a certificate: give --tls-ca, --tls-cert and "
+            "--tls-key, or set them in Dask's configuration"
+        )
     return security
 
 
