@@ -28,7 +28,9 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 @contextmanager
-def _working(cluster: ClusterOptions, silent: bool) -> Iterator[tuple[Executor, OnProgress | None]]:
+def _working(
+    cluster: ClusterOptions, silent: bool, **stores: Any
+) -> Iterator[tuple[Executor, OnProgress | None]]:
     """Yield who does the work and whom to tell about it."""
 
     def announce(line: str) -> None:
@@ -36,7 +38,7 @@ def _working(cluster: ClusterOptions, silent: bool) -> Iterator[tuple[Executor, 
             click.echo(line, err=True)
 
     with (
-        executor_from_options(cluster, announce=announce) as executor,
+        executor_from_options(cluster, announce=announce, **stores) as executor,
         show_progress(quiet=silent) as on_progress,
     ):
         yield executor, on_progress
@@ -105,8 +107,9 @@ def predict(
     """
     if top_k is not None and threshold is not None:
         raise UsageError("--top-k and --threshold exclude each other: give one of them")
+    there = {"reads": [store], "writes": [out], "storage_options": storage_options}
     try:
-        with _working(cluster, is_silent(quiet, as_json)) as (executor, on_progress):
+        with _working(cluster, is_silent(quiet, as_json), **there) as (executor, on_progress):
             from dswml.prediction import predict_dataset
 
             done = predict_dataset(
@@ -189,7 +192,8 @@ def evaluate(
     """
     if top_k is not None and threshold is not None:
         raise UsageError("--top-k and --threshold exclude each other: give one of them")
-    with _working(cluster, is_silent(quiet, as_json)) as (executor, on_progress):
+    there = {"reads": [store], "storage_options": storage_options}
+    with _working(cluster, is_silent(quiet, as_json), **there) as (executor, on_progress):
         from dswml.evaluation import evaluate as measure
 
         found = measure(

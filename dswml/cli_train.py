@@ -130,7 +130,12 @@ def train(
 
     data = open_dataset(store, block_bytes=block_bytes, storage_options=storage_options)
     progress = _Progress(checked.options.tol, silent)
-    with executor_from_options(cluster, announce=announce) as executor, _interruptible() as interrupted:
+    with (
+        executor_from_options(
+            cluster, announce=announce, reads=[store], storage_options=storage_options
+        ) as executor,
+        _interruptible() as interrupted,
+    ):
         model, solution = fit(
             data,
             checked,

@@ -111,7 +111,9 @@ def tune(
         say(f"iteration {iteration:3d}  passes {passes:3d}  solved {solved} of {total}")
 
     data = open_dataset(store, storage_options=storage_options)
-    with executor_from_options(cluster, announce=say) as executor:
+    with executor_from_options(
+        cluster, announce=say, reads=[store], storage_options=storage_options
+    ) as executor:
         tuned = tuning.tune(
             data,
             executor,

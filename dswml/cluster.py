@@ -6,7 +6,7 @@ import ipaddress
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from dswml.errors import ClusterError, UsageError
-from dswml.preflight import check_versions
+from dswml.preflight import check_stores, check_versions
 
 if TYPE_CHECKING:
     from distributed import Client, Security
@@ -165,7 +165,12 @@ def cluster_options(verb: F) -> F:
 
 @contextmanager
 def executor_from_options(
-    options: ClusterOptions, *, announce: Callable[[str], None] | None = None
+    options: ClusterOptions,
+    *,
+    announce: Callable[[str], None] | None = None,
+    reads: Sequence[str] = (),
+    writes: Sequence[str] = (),
+    storage_options: Mapping[str, Any] | None = None,
 ) -> Iterator[Executor]:
     """Yield the executor that the options ask for and close it, with its cluster, at the end.
 
@@ -174,12 +179,19 @@ def executor_from_options(
     options : ClusterOptions
     announce : callable, optional
         Receives a line of text for the user: the dashboard's address, or that no worker is there yet.
+    reads, writes : sequence of str
+        Stores that every worker of a named scheduler must be able to read, or to write; this, and that it
+        has the software of this process, is looked at first, unless this is a job, for which it was.
+    storage_options : mapping, optional
+        Passed to fsspec.
 
     Raises
     ------
     ClusterError
-        If the scheduler that was named cannot be reached, or the cluster is lost on the way. A local
-        cluster is never started in place of one that was named.
+        If the scheduler that was named cannot be reached, or has other software, or the cluster is
+        lost on the way. A local cluster is never started in place of one that was named.
+    DataError
+        If a worker cannot reach a store.
     """
     if not options.named and not options.is_local:
         from dswml.executor import InProcessExecutor
@@ -189,11 +201,15 @@ def executor_from_options(
         return
 
     from dswml.dask_executor import DaskExecutor
+    from dswml.progress import in_job
 
     announce = announce or (lambda line: None)
     with ExitStack() as stack:
         client = _connect(options, announce) if options.named else _start_local(options, stack, announce)
         stack.enter_context(client)
+        if options.named and not in_job():
+            check_versions(client)
+            check_stores(client, reads, writes, storage_options or {})
         yield stack.enter_context(DaskExecutor(client))
 
 
@@ -250,11 +266,6 @@ def _connect(options: ClusterOptions, announce: Callable[[str], None]) -> Client
             f"the Dask scheduler {address} cannot be reached ({_causes(error)}): check that it runs, that "
             "the address is right, and, if it begins with tls://, the certificates"
         ) from error
-    try:
-        check_versions(client)
-    except BaseException:
-        client.close()
-        raise
     announce(f"Dashboard: {client.dashboard_link}")
     if not client.nthreads():
         announce(f"The Dask scheduler {address} has no workers yet; waiting for the first.")

@@ -16,51 +16,16 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import redirect_stdout, suppress
 from typing import Any
 
-__all__ = ["Hidden", "run_job"]
+from .hiding import Hidden, secrets_of, without
+
+__all__ = ["run_job"]
 
 #: Seconds between two messages to the scheduler.
 POST_EVERY = 0.5
-#: Storage options whose values may be shown.
-OPEN_OPTIONS = ("endpoint_url", "region_name")
-
-
-class Hidden:
-    """A text that is sent but never shown: not in logs, nor where tasks are listed."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-
-    def __repr__(self) -> str:
-        return "<hidden>"
-
-
-def secrets_of(options: Any) -> list[str]:
-    """Return every text in storage options that must not be shown.
-
-    Examples
-    --------
-    >>> secrets_of({"key": "me", "secret": "abcd", "more": {"endpoint_url": "http://a", "x": "wxyz"}})
-    ['abcd', 'wxyz']
-    """
-    if isinstance(options, dict):
-        parts: Iterable[Any] = (value for key, value in options.items() if key not in OPEN_OPTIONS)
-    elif isinstance(options, list | tuple):
-        parts = options
-    else:
-        return [str(options)] if isinstance(options, str | int) and len(str(options)) > 3 else []
-    return [secret for part in parts for secret in secrets_of(part) if not isinstance(part, bool)]
-
-
-def without(secrets: Iterable[str], text: str) -> str:
-    """Return the text with every secret in it blotted out."""
-    for secret in secrets:
-        for form in {secret, json.dumps(secret)[1:-1]}:
-            text = text.replace(form, "***")
-    return text
 
 
 # The task

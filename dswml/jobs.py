@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping
@@ -18,8 +17,9 @@ import click
 from distributed import Client, fire_and_forget
 
 from .cli import command_of
-from .driver import Hidden, run_job, secrets_of, without
+from .driver import run_job
 from .errors import ClusterError, DataError, DswmlError, StoppedEarlyError, UsageError
+from .hiding import Hidden, secrets_of, without
 from .job_board import BOARD, ENDED, JobBoard, task_key
 from .preflight import check_stores, check_versions, wait_for_workers
 from .storage import absolute_url
@@ -53,8 +53,6 @@ OWN = {
 ANSWER_SECONDS = 60.0
 #: Seconds between two looks at a job that is waited for.
 LOOK_EVERY = 0.5
-#: Who may open a URL is nobody's business: user and password before the host.
-_USER = re.compile(r"(?<=://)[^/@]*@")
 
 ERRORS = {error.exit_code: error for error in (DataError, ClusterError, UsageError, StoppedEarlyError)}
 
@@ -271,14 +269,14 @@ def hand_over(
     secrets = secrets_of(options)
 
     def shown(text: str) -> str:
-        return _USER.sub("***@", without(secrets, text))
+        return without(secrets, text)
 
     places = [chosen[key] for key in reads if chosen.get(key) is not None]
     if len(client.nthreads()) < wait_workers:
         announce(f"Waiting for {wait_workers} workers.")
     wait_for_workers(client, wait_workers, timeout)
     check_versions(client)
-    check_stores(client, places, [] if output is None else [output], options, shown)
+    check_stores(client, places, [] if output is None else [output], options)
     client.register_plugin(JobBoard())
     record = {
         "id": id,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dswml.errors import ClusterError, DataError, DswmlError
+from dswml.hiding import secrets_of, without
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -36,7 +37,10 @@ def wait_for_workers(client: Client, count: int, timeout: float) -> None:
 
 def check_versions(client: Client) -> None:
     """Refuse a cluster with a scheduler or worker whose software differs from that of this process."""
-    found = client.get_versions(packages=PACKAGES)
+    try:
+        found = client.sync(client._get_versions, packages=PACKAGES, callback_timeout=PROBE_SECONDS)
+    except (OSError, TimeoutError) as error:
+        raise _silent(client, error) from error
     here = _releases(found["client"])
     others = {f"worker {address}": versions for address, versions in found["workers"].items()}
     others[f"scheduler {client.scheduler.address}"] = found["scheduler"]
@@ -68,7 +72,6 @@ def check_stores(
     reads: Sequence[str],
     writes: Sequence[str],
     storage_options: Mapping[str, Any],
-    hide: Callable[[str], str] = str,
 ) -> None:
     """Let every worker read what is to be read and write beside what is to be written.
 
@@ -79,29 +82,32 @@ def check_stores(
         Absolute paths or URLs of stores.
     storage_options : mapping
         Passed to fsspec.
-    hide : callable
-        Takes out of a message what must not be shown.
 
     Raises
     ------
     DataError
         Names every worker that cannot, and why.
     """
-    token = uuid.uuid4().hex
-    arguments = (token, list(reads), list(writes), dict(storage_options))
+    from dswml.storage import absolute_url
+
+    secrets = secrets_of(storage_options)
+    reads, writes = ([absolute_url(url) for url in urls] for urls in (reads, writes))
+    arguments = (uuid.uuid4().hex, reads, writes, dict(storage_options))
     found = _on_all_workers(client, _probe, *arguments)
     able = [worker for worker, told in found.items() if not isinstance(told, str)]
-    seen = _on_all_workers(client, _see, able, *arguments)
-    _on_all_workers(client, _sweep, able, *arguments)
+    seen = {}
+    if writes:
+        seen = _on_all_workers(client, _see, able, *arguments)
+        _on_all_workers(client, _sweep, able, *arguments)
     troubles = []
     first = next(iter(found.values()), None)
     for worker, told in found.items():
         if isinstance(told, str):
-            troubles.append(f"worker {worker}: {hide(told)}")
+            troubles.append(f"worker {worker}: {without(secrets, told)}")
         elif told != first and not isinstance(first, str):
             troubles.append(f"worker {worker} finds other data at {' or '.join(reads)} than the first worker")
         elif isinstance(unseen := seen.get(worker), str):
-            troubles.append(f"worker {worker}: {hide(unseen)}")
+            troubles.append(f"worker {worker}: {without(secrets, unseen)}")
     if troubles:
         raise DataError(
             f"{len(troubles)} of {len(found)} workers cannot do the work: {_some(troubles)}; stores must be "
@@ -114,6 +120,13 @@ def _some(sentences: Sequence[str], most: int = 5) -> str:
     return "; ".join(sentences[:most]) + more
 
 
+def _silent(client: Client, error: Exception) -> ClusterError:
+    return ClusterError(
+        f"not all workers of {client.scheduler.address} have answered within {PROBE_SECONDS:.0f} s "
+        f"({type(error).__name__}): look for workers or file systems that hang"
+    )
+
+
 def _on_all_workers(client: Client, function: Callable[..., Any], *arguments: Any) -> dict[str, Any]:
     """Return what the function returns on every worker, or says there when it fails."""
     try:
@@ -121,10 +134,7 @@ def _on_all_workers(client: Client, function: Callable[..., Any], *arguments: An
             client._run, _aside, function, *arguments, on_error="return", callback_timeout=PROBE_SECONDS
         )
     except (OSError, TimeoutError) as error:
-        raise ClusterError(
-            f"not all workers of {client.scheduler.address} have looked at the stores within "
-            f"{PROBE_SECONDS:.0f} s ({type(error).__name__}): look for workers or file systems that hang"
-        ) from error
+        raise _silent(client, error) from error
     # A worker that leaves in the meantime will not do any work either.
     return {worker: told for worker, told in found.items() if not isinstance(told, OSError)}
 

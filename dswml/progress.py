@@ -15,6 +15,7 @@ __all__ = [
     "LINE_SECONDS",
     "OnProgress",
     "format_seconds",
+    "in_job",
     "is_silent",
     "note",
     "noting",
@@ -57,9 +58,14 @@ def note(**figures: Any) -> None:
         _tell(**figures)
 
 
+def in_job() -> bool:
+    """Tell whether this process runs a job."""
+    return _tell is not None
+
+
 def is_silent(quiet: bool, as_json: bool) -> bool:
     """Tell whether a verb shows no progress: with --json too, but for jobs, whose progress is their log."""
-    return quiet or (as_json and _tell is None)
+    return quiet or (as_json and not in_job())
 
 
 def format_seconds(seconds: float) -> str:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import importlib
 import json
 import os
+import pkgutil
 import shutil
 import signal
 import subprocess
@@ -93,9 +96,10 @@ def test_a_job_ends_with_the_bits_of_a_direct_run_when_its_client_has_left(
     client: Client, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Paths are those of the client's folder; its process ends before the job does."""
+    program = Path(sys.executable).parent / "dswml"
+    options = ["--name", "mine", "--wait-workers", "2"]
     submitted = subprocess.run(
-        [Path(sys.executable).parent / "dswml", "submit", "--name", "mine", "--wait-workers", "2"]
-        + ["train", store.name, "--model", tmp_path / "model.zarr"],
+        [program, "submit", *options, "train", store.name, "--model", tmp_path / "model.zarr"],
         cwd=store.parent,
         capture_output=True,
         text=True,
@@ -193,6 +197,14 @@ def test_a_job_needs_a_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "name it with --scheduler" in told.stderr
 
 
+def test_nothing_that_is_sent_to_workers_shows_its_storage_options() -> None:
+    for module in pkgutil.iter_modules(dswml.__path__, "dswml."):
+        for each in vars(importlib.import_module(module.name)).values():
+            if dataclasses.is_dataclass(each):
+                shown = [field.name for field in dataclasses.fields(each) if field.repr]
+                assert "storage_options" not in shown, each
+
+
 # Before it starts
 
 
@@ -249,15 +261,8 @@ class _Scheduler:
 def board() -> JobBoard:
     board = JobBoard()
     board._scheduler = _Scheduler()
-    record: dict[str, Any] = {
-        "id": "a",
-        "name": None,
-        "verb": "train",
-        "reads": [],
-        "output": None,
-        "checkpoint": None,
-    }
-    board.answer("open", record={**record, "submitted": 0.0})
+    nothing = dict.fromkeys(("name", "output", "checkpoint"))
+    board.answer("open", record={"id": "a", "verb": "train", "reads": [], "submitted": 0.0, **nothing})
     return board
 
 
@@ -338,7 +343,7 @@ def test_every_verb_can_be_a_job(client: Client, store: Path, tmp_path: Path) ->
     assert predicted.result(timeout=240)["n_predicted"] == 3 * 3000
     measured = dswml.submit(client, "evaluate", tmp_path / "m.zarr", store, name="how good")
     here = dswml.evaluate(tmp_path / "m.zarr", store, executor=InProcessExecutor(1))
-    assert measured.result(timeout=240)["scores"]["P@1"] == here.scores["P@1"]
+    assert measured.result(timeout=240)["P@1"] == here.scores["P@1"]
     with pytest.raises(UsageError, match="exists"):
         dswml.submit(client, "tune", store, model=tmp_path / "m.zarr", folds=2).result(timeout=240)
     assert open_dataset(store).n_rows == 3000
