@@ -204,8 +204,8 @@ def _status_lines(job: dict[str, Any]) -> list[str]:
         lines.append(f"  {job['error']}")
     if job["output"] and job["state"] == "done":
         lines.append(f"  {job['output']}")
-    if job["checkpoint"] and job["state"] in ("stopped", "cancelled"):
-        lines.append(f"  The checkpoint is {job['checkpoint']}")
+    if job["checkpoint"] and job["exit_code"]:
+        lines.append(f"  Go on with the same command and --checkpoint {job['checkpoint']} --resume")
     return lines
 
 

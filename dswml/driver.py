@@ -229,20 +229,17 @@ def _call(job: dict[str, Any]) -> None:
     """Call the verb; at a later start, go on from where an earlier one came to."""
     from .errors import StoreExistsError
 
-    parameters = job["parameters"]
-    checkpoint = parameters.get("checkpoint")
-    if job["start"] > 1 and "checkpoint" in parameters and checkpoint is not None:
-        parameters["resume"] = parameters["resume"] or _exists(checkpoint, parameters)
-    if not job["begun"]:
-        return _invoke(job["verb"], parameters, job["scheduler"])
-    # An earlier start found the place of the output free, or was to overwrite it: what is there is ours.
-    if job["verb"] != "predict":
-        parameters = {**parameters, "overwrite": True} if "overwrite" in parameters else parameters
-        return _invoke(job["verb"], parameters, job["scheduler"])
-    try:
-        _invoke("predict", {**parameters, "resume": True, "overwrite": False}, job["scheduler"])
-    except StoreExistsError:  # it was finished, but nobody heard of it
-        _invoke("predict", {**parameters, "resume": False, "overwrite": True}, job["scheduler"])
+    verb, parameters, begun = job["verb"], job["parameters"], job["begun"]
+    if job["start"] > 1 and parameters.get("checkpoint") and (begun or job["own_checkpoint"]):
+        parameters["resume"] = True
+    # A start that got somewhere had found the place of the output free, or was to overwrite it: what is
+    # there now is ours.
+    if begun and verb == "predict":
+        with suppress(StoreExistsError):  # if it was finished, and nobody heard of it
+            return _invoke(verb, {**parameters, "resume": True, "overwrite": False}, job["scheduler"])
+    if begun and "overwrite" in parameters:
+        parameters["overwrite"] = True
+    return _invoke(verb, parameters, job["scheduler"])
 
 
 def _invoke(verb: str, parameters: dict[str, Any], scheduler: str) -> None:
@@ -256,19 +253,13 @@ def _invoke(verb: str, parameters: dict[str, Any], scheduler: str) -> None:
         context.invoke(command.callback, **{**parameters, "scheduler": scheduler})
 
 
-def _exists(url: str, parameters: dict[str, Any]) -> bool:
-    from .storage import store_exists
-
-    return store_exists(url, parameters["storage_options"])
-
-
 def _remove_checkpoint(job: dict[str, Any]) -> None:
     """Remove the checkpoint of a job that is done, if it was made for this job alone."""
-    from .storage import filesystem
+    from .storage import filesystem, store_exists
 
-    parameters = job["parameters"]
-    if job["own_checkpoint"] and _exists(parameters["checkpoint"], parameters):
-        fs, path = filesystem(parameters["checkpoint"], parameters["storage_options"])
+    place, options = job["parameters"].get("checkpoint"), job["parameters"]["storage_options"]
+    if job["own_checkpoint"] and store_exists(place, options):
+        fs, path = filesystem(place, options)
         fs.rm(path, recursive=True)
 
 

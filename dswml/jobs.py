@@ -203,7 +203,7 @@ def submit(
     >>> with Client(n_workers=1, threads_per_worker=1, dashboard_address=None, host="127.0.0.1") as client:
     ...     with tempfile.TemporaryDirectory() as folder:
     ...         data, model = f"{folder}/data.zarr", f"{folder}/model.zarr"
-    ...         synthesize(data, rows=300, features=10, labels=40, sparsity=4)
+    ...         _ = synthesize(data, rows=300, features=10, labels=40, sparsity=4)
     ...         job = dswml.submit(client, "train", data, model=model, radius=5)
     ...         job.result(timeout=120)["status"]
     ...     job.status()["state"]

@@ -84,6 +84,7 @@ def dswml(*arguments: str) -> Result:
     return CliRunner().invoke(cli, arguments, prog_name="dswml")
 
 
+@pytest.mark.slow
 def test_a_job_runs_from_end_to_end_under_tls(
     tls_cluster: FarCluster, certificates: Path, tmp_path: Path
 ) -> None:
