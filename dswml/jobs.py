@@ -255,6 +255,11 @@ def hand_over(
     announce: Callable[[str], None] = lambda line: None,
 ) -> Job:
     """Look whether the cluster can do the work, and give it the job of these parsed parameters."""
+    if client.scheduler.address.startswith("inproc://"):
+        raise UsageError(
+            f"only this process can reach the scheduler {client.scheduler.address}, and a job needs another: "
+            "use a cluster of processes"
+        )
     id = f"{verb}-{uuid.uuid4().hex[:8]}"
     reads, writes = JOB_VERBS[verb]
     chosen = {**parameters, **{key: value for key, value in OWN.items() if key in parameters}}

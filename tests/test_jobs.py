@@ -19,13 +19,13 @@ from typing import Any
 import psutil
 import pytest
 from click.testing import CliRunner, Result
-from distributed import Client
+from distributed import Client, LocalCluster
 from job_cases import FarCluster, far_cluster
 
 import dswml
 from dswml.cli import cli
 from dswml.dataset import open_dataset
-from dswml.errors import DswmlError, UsageError
+from dswml.errors import DswmlError, StoppedEarlyError, UsageError
 from dswml.executor import InProcessExecutor
 from dswml.job_board import ENDED, FRUITLESS_STARTS, JobBoard
 from dswml.jobs import all_jobs
@@ -249,21 +249,23 @@ def test_options_are_checked_in_python(
 # The board
 
 
-class _Scheduler:
-    """As much of a scheduler as the board touches when nothing runs."""
-
-    def __init__(self) -> None:
-        self.tasks: dict[str, Any] = {}
-        self.handlers: dict[str, Any] = {}
-
-
 @pytest.fixture
-def board() -> JobBoard:
+def board() -> Iterator[JobBoard]:
+    """The board of a scheduler without workers, with one job on it."""
     board = JobBoard()
-    board._scheduler = _Scheduler()
     nothing = dict.fromkeys(("name", "output", "checkpoint"))
     board.answer("open", record={"id": "a", "verb": "train", "reads": [], "submitted": 0.0, **nothing})
-    return board
+    with LocalCluster(n_workers=0, processes=False, dashboard_address=None) as cluster:
+        cluster.sync(board.start, cluster.scheduler)
+        yield board
+
+
+def test_a_scheduler_that_other_processes_cannot_reach_takes_no_jobs(store: Path) -> None:
+    with (
+        Client(n_workers=1, processes=False, dashboard_address=None, set_as_default=False) as client,
+        pytest.raises(UsageError, match="only this process can reach the scheduler inproc://"),
+    ):
+        dswml.submit(client, "train", store, model="m.zarr")
 
 
 def test_a_driver_that_was_replaced_is_told_to_end(board: JobBoard) -> None:
@@ -381,3 +383,33 @@ def test_a_worker_with_another_version_is_named(cluster: FarCluster, store: Path
         told = command("submit", *there, "train", store, "--model", tmp_path / "m.zarr")
     assert told.exit_code == 4
     assert "has scipy 1.2 (" in told.stderr
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_from_its_checkpoint(client: Client, store: Path, tmp_path: Path) -> None:
+    """After the loss of its driver by itself, after a cancellation when asked to."""
+    job = dswml.submit(client, "train", store, model=tmp_path / "model.zarr", checkpoint_every="1", **LONG)
+    until(lambda: job.status()["figures"].get("iteration", 0) > 5)
+    os.kill(pid_of(client, job.status()["worker"]), signal.SIGKILL)
+    again = until(lambda: [line for line in lines_since(job.logs(), 2) if line.startswith("iteration")])
+    assert int(again[0].split()[1]) > 3
+    until(lambda: job.status()["figures"]["iteration"] > 10)
+    assert job.cancel()["checkpoint"].startswith(f"{tmp_path}/model.zarr.")
+    with pytest.raises(StoppedEarlyError):
+        job.result(timeout=120)
+    status = job.status()
+    assert (status["state"], status["exit_code"], status["starts"]) == ("cancelled", 5, 2)
+    assert f"--checkpoint {status['checkpoint']} --resume" in command("status", job.id).stdout
+    resumed = dswml.submit(
+        client,
+        "train",
+        store,
+        model=tmp_path / "model.zarr",
+        checkpoint=status["checkpoint"],
+        resume=True,
+        **LONG,
+    )
+    assert resumed.result(timeout=240)["iterations"] == LONG["max_iter"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("DASK_SCHEDULER_ADDRESS")
+        assert weights(tmp_path / "model.zarr") == trained_here(store, tmp_path / "here.zarr", **LONG)
