@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from .estimator import SparseWeightedClassifier
     from .estimator_cv import SparseWeightedClassifierCV
     from .evaluation import evaluate
+    from .jobs import Job, submit
     from .model import Model, load_model
     from .prediction import predict_dataset
     from .report import write_report
 
 __all__ = [
     "Checkpoints",
+    "Job",
     "Model",
     "SparseWeightedClassifier",
     "SparseWeightedClassifierCV",
@@ -25,12 +27,14 @@ __all__ = [
     "load_model",
     "open_dataset",
     "predict_dataset",
+    "submit",
     "write_report",
 ]
 
 # Loaded when first used, so that the command line starts at once.
 _HOMES = {
     "Checkpoints": "checkpoints",
+    "Job": "jobs",
     "Model": "model",
     "SparseWeightedClassifier": "estimator",
     "SparseWeightedClassifierCV": "estimator_cv",
@@ -39,6 +43,7 @@ _HOMES = {
     "load_model": "model",
     "open_dataset": "dataset",
     "predict_dataset": "prediction",
+    "submit": "jobs",
     "write_report": "report",
 }
 

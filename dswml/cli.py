@@ -14,18 +14,33 @@ import click
 
 from dswml.errors import DswmlError, UsageError
 
-__all__ = ["ARGUMENTS", "cli", "main", "verb_options"]
+__all__ = [
+    "ARGUMENTS",
+    "cli",
+    "command_of",
+    "debug_option",
+    "main",
+    "sentence",
+    "verb_options",
+    "warnings_as_lines",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
 #: Verb -> "module:command". Modules are imported when the verb is used, so that the others start at once.
 VERBS = {
+    "cancel": "dswml.cli_jobs:cancel",
     "evaluate": "dswml.cli_predict:evaluate",
     "info": "dswml.cli_info:info",
     "import": "dswml.cli_data:import_",
+    "jobs": "dswml.cli_jobs:jobs",
+    "logs": "dswml.cli_jobs:logs",
     "plan": "dswml.cli_plan:plan",
     "predict": "dswml.cli_predict:predict",
     "report": "dswml.cli_report:report",
+    "result": "dswml.cli_jobs:result",
+    "status": "dswml.cli_jobs:status",
+    "submit": "dswml.cli_jobs:submit",
     "synth": "dswml.cli_data:synth",
     "train": "dswml.cli_train:train",
     "tune": "dswml.cli_tune:tune",
@@ -37,14 +52,17 @@ _DEBUG = "dswml.debug"
 ARGUMENTS = "dswml.arguments"
 
 
-def _sentence(error: Exception) -> str:
+def sentence(error: Exception) -> str:
+    """Return what a user is told of an error."""
     if isinstance(error, DswmlError):
         return str(error)
     return f"{type(error).__name__}: {error} (run again with --debug to see where)"
 
 
 @contextmanager
-def _warnings_as_lines() -> Iterator[None]:
+def warnings_as_lines() -> Iterator[None]:
+    """Show warnings as a line each."""
+
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         click.echo(f"Warning: {message}", err=True)
 
@@ -54,16 +72,19 @@ def _warnings_as_lines() -> Iterator[None]:
         yield
 
 
+def command_of(verb: str) -> click.Command:
+    """Return the command of a verb, and import its module."""
+    module, _, attribute = VERBS[verb].partition(":")
+    command: click.Command = getattr(importlib.import_module(module), attribute)
+    return command
+
+
 class _Verbs(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in VERBS:
-            return None
-        module, _, attribute = VERBS[cmd_name].partition(":")
-        command: click.Command = getattr(importlib.import_module(module), attribute)
-        return command
+        return command_of(cmd_name) if cmd_name in VERBS else None
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -73,14 +94,14 @@ class _Verbs(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
-            with _warnings_as_lines():
+            with warnings_as_lines():
                 return super().invoke(ctx)
         except (click.exceptions.Exit, click.ClickException, click.Abort):
             raise
         except Exception as error:
             if ctx.meta.get(_DEBUG):
                 click.echo(traceback.format_exc(), err=True, nl=False)
-            click.echo(f"Error: {_sentence(error)}", err=True)
+            click.echo(f"Error: {sentence(error)}", err=True)
             ctx.exit(error.exit_code if isinstance(error, DswmlError) else 1)
 
 
@@ -89,7 +110,7 @@ def _remember_debug(ctx: click.Context, parameter: click.Parameter, value: bool)
         ctx.meta[_DEBUG] = True
 
 
-_debug_option = click.option(
+debug_option = click.option(
     "--debug",
     is_flag=True,
     expose_value=False,
@@ -137,7 +158,7 @@ def verb_options(verb: F) -> F:
         ),
         click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else."),
         click.option("-q", "--quiet", is_flag=True, help="Show no progress."),
-        _debug_option,
+        debug_option,
     ]
     for option in reversed(options):
         verb = option(verb)
@@ -152,7 +173,7 @@ def verb_options(verb: F) -> F:
     "5 stopped early with a checkpoint, 1 anything else.",
 )
 @click.version_option(package_name="dswml", message="%(prog)s %(version)s")
-@_debug_option
+@debug_option
 def cli() -> None:
     """Multi-label classification on data sets larger than memory, on one machine or a Dask cluster."""
 

@@ -15,7 +15,7 @@ from dswml.cli import number_of_bytes, verb_options
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import StoppedEarlyError, UsageError
 from dswml.evaluation_tables import Table, ranking_table, set_table, summary
-from dswml.progress import OnProgress, format_seconds, show_progress
+from dswml.progress import OnProgress, format_seconds, is_silent, show_progress
 
 if TYPE_CHECKING:
     from dswml.executor import Executor
@@ -25,7 +25,9 @@ __all__ = ["block_bytes_option", "evaluate", "predict", "working"]
 
 
 @contextmanager
-def working(cluster: ClusterOptions, silent: bool) -> Iterator[tuple[Executor, OnProgress | None]]:
+def working(
+    cluster: ClusterOptions, silent: bool, **stores: Any
+) -> Iterator[tuple[Executor, OnProgress | None]]:
     """Yield who does the work and whom to tell about it."""
 
     def announce(line: str) -> None:
@@ -33,7 +35,7 @@ def working(cluster: ClusterOptions, silent: bool) -> Iterator[tuple[Executor, O
             click.echo(line, err=True)
 
     with (
-        executor_from_options(cluster, announce=announce) as executor,
+        executor_from_options(cluster, announce=announce, **stores) as executor,
         show_progress(quiet=silent) as on_progress,
     ):
         yield executor, on_progress
@@ -102,8 +104,9 @@ def predict(
     """
     if top_k is not None and threshold is not None:
         raise UsageError("--top-k and --threshold exclude each other: give one of them")
+    there = {"reads": [store], "writes": [out], "storage_options": storage_options}
     try:
-        with working(cluster, quiet or as_json) as (executor, on_progress):
+        with working(cluster, is_silent(quiet, as_json), **there) as (executor, on_progress):
             from dswml.prediction import predict_dataset
 
             done = predict_dataset(
@@ -186,7 +189,8 @@ def evaluate(
     """
     if top_k is not None and threshold is not None:
         raise UsageError("--top-k and --threshold exclude each other: give one of them")
-    with working(cluster, quiet or as_json) as (executor, on_progress):
+    there = {"reads": [store], "storage_options": storage_options}
+    with working(cluster, is_silent(quiet, as_json), **there) as (executor, on_progress):
         from dswml.evaluation import evaluate as measure
 
         found = measure(

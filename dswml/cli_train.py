@@ -14,7 +14,7 @@ from dswml.cli import number_of_bytes, verb_options
 from dswml.cli_checkpoint import checkpoint_options, checkpoints_of, saying_how_to_resume
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import DswmlError
-from dswml.progress import format_seconds
+from dswml.progress import format_seconds, is_silent, note
 from dswml.stopping import stoppable
 
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def train(
     )
     checked = estimator.checked_parameters()
     check_place(output, overwrite=overwrite, storage_options=storage_options)
-    silent = quiet or as_json
+    silent = is_silent(quiet, as_json)
 
     def announce(line: str) -> None:
         if not silent:
@@ -145,7 +145,9 @@ def train(
     progress = _Progress(checked.options.tol, silent)
     with (
         saying_how_to_resume(place),
-        executor_from_options(cluster, announce=announce) as executor,
+        executor_from_options(
+            cluster, announce=announce, reads=[store], storage_options=storage_options
+        ) as executor,
         stoppable(say) as asked,
     ):
         model, solution = fit(
@@ -216,6 +218,12 @@ class _Progress:
         self.before: Record | None = None
 
     def record(self, record: Record) -> None:
+        note(
+            iteration=record.iteration,
+            passes=record.passes,
+            objective=record.objective,
+            relative_gap=record.relative_gap,
+        )
         if self.silent:
             return
         kind = "" if record.certified else " (estimate)"

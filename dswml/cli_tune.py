@@ -12,6 +12,7 @@ from dswml.cli import verb_options
 from dswml.cli_checkpoint import checkpoint_options, checkpoints_of, saying_how_to_resume
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import UsageError
+from dswml.progress import is_silent, note
 from dswml.stopping import stoppable
 
 if TYPE_CHECKING:
@@ -110,17 +111,23 @@ def tune(
         raise UsageError("--model needs a choice, and --folds 0 makes none: use two folds or more")
     if output is not None:
         check_place(output, overwrite=overwrite, storage_options=storage_options)
-    silent = quiet or as_json
+    silent = is_silent(quiet, as_json)
 
     def say(line: str) -> None:
         if not silent:
             click.echo(line, err=True)
 
+    def tell(iteration: int, passes: int, solved: int, total: int) -> None:
+        note(iteration=iteration, passes=passes, solved=solved, total=total)
+        say(f"iteration {iteration:3d}  passes {passes:3d}  solved {solved} of {total}")
+
     place = checkpoints_of(checkpoint, checkpoint_every, resume, overwrite, storage_options)
     data = open_dataset(store, storage_options=storage_options)
     with (
         saying_how_to_resume(place),
-        executor_from_options(cluster, announce=say) as executor,
+        executor_from_options(
+            cluster, announce=say, reads=[store], storage_options=storage_options
+        ) as executor,
         nullcontext() if place is None else stoppable(say) as asked,
     ):
         tuned = tuning.tune(
@@ -136,9 +143,7 @@ def tune(
             tol=tol,
             fit_intercept=fit_intercept or 0.0,
             normalize=normalize,
-            on_iteration=lambda iteration, passes, solved, total: say(
-                f"iteration {iteration:3d}  passes {passes:3d}  solved {solved} of {total}"
-            ),
+            on_iteration=tell,
             checkpoint=place,
             stop=asked,
             announce=say,

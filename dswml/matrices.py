@@ -208,7 +208,7 @@ class ZarrMatrix(MatrixFile):
 
     url: str
     path: str
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.url, self.path, self.storage_options)

@@ -11,13 +11,61 @@ from typing import Any, TextIO
 
 from dswml.executor import Executor, Shared
 
-__all__ = ["LINE_SECONDS", "OnProgress", "format_seconds", "reporting", "show_progress"]
+__all__ = [
+    "LINE_SECONDS",
+    "OnProgress",
+    "format_seconds",
+    "in_job",
+    "is_silent",
+    "note",
+    "noting",
+    "reporting",
+    "show_progress",
+]
 
 #: ``on_progress(phase, done, total)``: what every long function of the package reports.
 OnProgress = Callable[[str, int, int], None]
 
 #: Seconds between two lines where there is no terminal.
 LINE_SECONDS = 5.0
+
+#: Who is told of figures, if this process runs a job.
+_tell: Callable[..., None] | None = None
+
+
+@contextmanager
+def noting(tell: Callable[..., None]) -> Iterator[None]:
+    """Pass the figures of every `note` on to ``tell``, as the process of a job does."""
+    global _tell
+    before, _tell = _tell, tell
+    try:
+        yield
+    finally:
+        _tell = before
+
+
+def note(**figures: Any) -> None:
+    """Tell how far the work has come, in figures, to whoever looks after this process.
+
+    Examples
+    --------
+    >>> note(passes=1)
+    >>> with noting(lambda **figures: print(figures)):
+    ...     note(passes=2)
+    {'passes': 2}
+    """
+    if _tell is not None:
+        _tell(**figures)
+
+
+def in_job() -> bool:
+    """Tell whether this process runs a job."""
+    return _tell is not None
+
+
+def is_silent(quiet: bool, as_json: bool) -> bool:
+    """Tell whether a verb shows no progress: with --json too, but for jobs, whose progress is their log."""
+    return quiet or (as_json and not in_job())
 
 
 def format_seconds(seconds: float) -> str:
@@ -52,6 +100,7 @@ class _Lines:
         if not first and done < total and now - self._last_line < LINE_SECONDS:
             return
         self._last_line = now
+        note(phase=phase, done=done, total=total)
         line = f"{phase}: {done}/{total}"
         if done >= total:
             line += f", {format_seconds(now - started)}"

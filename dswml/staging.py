@@ -67,7 +67,7 @@ class Staging:
     """
 
     url: str
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def begin(

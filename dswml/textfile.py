@@ -64,7 +64,7 @@ class TextFile:
     url: str
     size: int
     compression: str | None = None
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def open(cls, url: str | os.PathLike[str], storage_options: Mapping[str, Any] | None = None) -> TextFile:

@@ -76,7 +76,7 @@ class DatasetWriter:
     layout: Layout
     store_id: str
     source: Mapping[str, Any] = field(default_factory=dict)
-    storage_options: Mapping[str, Any] = field(default_factory=dict)
+    storage_options: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def create(
