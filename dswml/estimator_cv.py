@@ -30,7 +30,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
     stratify : bool, default=False
         Give every fold about the same share of every label instead; see `dswml.stratify`.
     scoring : str, default="micro_f1"
-        The metric that chooses, on held-out rows; see `dswml.tuning.SCORES`.
+        The metric that chooses, on held-out rows; see `dswml.grid_scores.SCORES`.
     rule : {"best", "one-standard-error"}, default="best"
         Take the best mean, or the smallest radius within a standard error of it.
     tune_threshold : bool, default=False

@@ -9,6 +9,7 @@ it lacks. A second read takes up the new directions of all bases. A last one sco
 from __future__ import annotations
 
 import uuid
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -17,29 +18,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from . import metrics, oracle
+from . import metrics
 from .blocks import RowBlock
 from .cache import check_room, forget_run
 from .checkpoints import Checkpoints, Journal, begin, data_request, saving
-from .corrective import Quadratic, plan_directions, solve
+from .corrective import plan_directions
 from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
 from .folds import Fold
-from .frank_wolfe import (
-    ASSEMBLED_ENTRIES,
-    ASSEMBLED_SIDE,
-    INNER_SHARE,
-    MAX_BLOCK,
-    MIN_BLOCK,
-    is_assembled,
-    result_nbytes,
-)
+from .frank_wolfe import ASSEMBLED_ENTRIES, ASSEMBLED_SIDE, is_assembled, result_nbytes
+from .grid_scores import HISTOGRAM, RANKED, SCORES, Scoring, named_scores, score_block
+from .path import Path
 from .problem import Problem
 from .solver_state import restore_search, search_state
 from .stored import Dataset
 from .stratify import stratified_folds
-from .sweep import Partial, Sweep, combine, sweep_block_together
+from .sweep import Partial, combine, sweep_block_together
 from .weights import resolve_p0
 
 __all__ = ["GridPoint", "Tuned", "tune"]
@@ -50,28 +45,8 @@ Array = npt.NDArray[Any]
 #: weightings, are more than this share of the memory limit.
 WINDOW = 4
 RESULTS_SHARE = 0.1
-#: A path forgets the directions that its solutions do not use once these are a share of NEEDED: with a
-#: weight below NEGLIGIBLE of the largest, a direction is not used.
-NEGLIGIBLE = 1e-4
-NEEDED = 0.6
 #: Outer iterations after which the points that are left stay as they are.
 MAX_ITERATIONS = 60
-#: The sums of `metrics.score_histogram_block`.
-HISTOGRAM = ("active_scores", "inactive_scores")
-#: Scores that can choose; those of RANKED are written P@1, P@3, ...
-SCORES = (
-    *(
-        f"{average}_{name}"
-        for average in ("micro", "macro", "samples")
-        for name in ("precision", "recall", "f1")
-    ),
-    "micro_auc",
-    "best_f1",
-    "coverage",
-)
-RANKED = ("P", "R", "nDCG")
-#: Entries of a score tile.
-TILE_ENTRIES = 2**21
 
 
 @dataclass(frozen=True)
@@ -136,134 +111,6 @@ class Tuned:
         least = self.best.mean(self.score) - self.best.standard_error(self.score)
         close = [point for point in self.points if point.mean(self.score) >= least]
         return min(close, key=lambda point: (point.radius, -point.mean(self.score)))
-
-
-class _Point:
-    """A grid point on one fold: W = U M, on the basis of its path until it is solved."""
-
-    def __init__(self, radius: float, n_labels: int) -> None:
-        self.radius = radius
-        self.mt = np.zeros((n_labels, 0))
-        self.u: Array | None = None
-        self.objective = self.gap = self.relative_gap = np.inf
-        self.curvature = 1e-6
-
-    @property
-    def solved(self) -> bool:
-        return self.u is not None
-
-    def compact(self) -> tuple[Array, Array]:
-        """Rotation of the basis (r x k) and M^T (L x k) of the point's own rank k."""
-        right, values, left = np.linalg.svd(self.mt, full_matrices=False)
-        rank = int(np.count_nonzero(values > 1e-12 * max(values.max(initial=0.0), 1e-300)))
-        return left[:rank].T, np.ascontiguousarray(right[:, :rank] * values[:rank])
-
-    def settle(self, basis: Array) -> None:
-        """Hold the factors apart from the basis, which goes on changing."""
-        rotation, self.mt = self.compact()
-        self.u = basis @ rotation
-
-
-class _Path:
-    """All radii of one weighting on one fold, from the smallest on, on a basis that follows them."""
-
-    def __init__(self, problem: Problem, radii: Sequence[float], cap: int, window: int, tol: float) -> None:
-        self.problem, self.cap, self.window, self.tol = problem, cap, window, tol
-        self.points = [_Point(radius, problem.n_labels) for radius in radii]
-        self.open: list[_Point] = []
-
-    @property
-    def unsolved(self) -> list[_Point]:
-        return sorted((point for point in self.points if not point.solved), key=lambda point: point.radius)
-
-    def advance(self) -> None:
-        """Choose the points to work on: the smallest radii that are not solved.
-
-        They need the fewest directions, and their solutions are where the next radii start from.
-        """
-        # At W = 0 all gradients are the same.
-        self.open = self.unsolved[: self.window if self.problem.rank else 1]
-        for point in self.open:
-            point.mt = np.pad(point.mt, ((0, 0), (0, self.problem.rank - point.mt.shape[1])))
-
-    def request(self) -> Sweep:
-        """Ask for the gradients of the open points."""
-        self.advance()
-        points = tuple((*point.compact(), self.problem.p0) for point in self.open)
-        return self.problem.request(None, points=points)
-
-    def look(self, sums: Partial) -> None:
-        """Take the gradients of the open points: their gaps, and the directions they lack."""
-        problem = self.problem
-        wanted: list[tuple[float, Array]] = []
-        for number, point in enumerate(self.open):
-            gradient = problem.gradient(point.mt, sums[f"gradient {number}"])
-            left, values, _ = oracle.decompose(gradient, None)
-            found = {"loss": sums[f"loss {number}"], "slope": sums[f"slope {number}"]}
-            point.objective, slope = problem.value_and_slope(point.mt, found)
-            point.gap = max(slope + point.radius * float(values[0]), 0.0)
-            point.relative_gap = point.gap / max(point.objective, np.finfo(float).tiny)
-            if point.relative_gap <= self.tol:
-                point.settle(problem.basis)
-            else:
-                multiplier = -slope / point.radius
-                width = max(int(np.count_nonzero(values > multiplier)) if problem.rank else 0, MIN_BLOCK)
-                wanted.append((point.relative_gap, left[:, : min(width, MAX_BLOCK)]))
-        if problem.rank:
-            self.narrow()
-        room = max(self.cap - problem.rank, 0)
-        if wanted and room:
-            # The points nearest to their solution first, so that they are done with.
-            wanted.sort(key=lambda pair: pair[0])
-            kept, taken = np.zeros((problem.n_features, 0)), min(room, MAX_BLOCK)
-            for least in (0.3, 1e-8):  # what is mostly new, or else whatever is new at all
-                for _, left in wanted:
-                    rest = left - problem.basis @ (problem.basis.T @ left)
-                    rest = rest - kept @ (kept.T @ rest)
-                    basis, sizes, _ = np.linalg.svd(rest, full_matrices=False)
-                    kept = np.hstack([kept, basis[:, sizes > least]])
-                if kept.shape[1] >= MIN_BLOCK:
-                    break
-            problem.append(-kept[:, :taken])
-
-    def narrow(self) -> None:
-        """Forget the directions that no solution at hand uses, once they are many."""
-        problem = self.problem
-        used = [self.on_basis(point) for point in self.open]
-        stacked = np.vstack([mt / max(float(np.linalg.norm(mt)), 1e-300) for mt in used])
-        _, values, directions = np.linalg.svd(stacked, full_matrices=False)
-        rotation = directions[values > NEGLIGIBLE * values.max(initial=0.0)].T
-        if 0 < rotation.shape[1] < NEEDED * (problem.rank - MIN_BLOCK):
-            problem.rotate(rotation)
-            for point in self.open:
-                if not point.solved:
-                    point.mt = point.mt @ rotation
-
-    def on_basis(self, point: _Point) -> Array:
-        """M^T of a point on the basis of the path."""
-        if point.u is None:
-            return point.mt
-        mt: Array = point.mt @ (self.problem.basis.T @ point.u).T
-        return mt
-
-    def correct(self) -> None:
-        """Solve the small problem of every open point; a new one starts from its smaller neighbour."""
-        problem = self.problem
-        self.advance()
-        assert problem.statistics is not None
-        quadratic = Quadratic(problem.statistics, problem.n_rows, problem.p0)
-        for point in self.open:
-            below = [each for each in self.points if each.radius < point.radius]
-            like = max(below, key=lambda each: each.radius) if below and not point.mt.any() else point
-            tol = INNER_SHARE * (min(point.gap, 0.2 * point.objective) if np.isfinite(point.gap) else 1.0)
-            corrected = solve(
-                quadratic,
-                self.on_basis(like),
-                point.radius,
-                max(tol, 0.3 * self.tol * point.objective),
-                curvature=like.curvature,
-            )
-            point.mt, point.curvature = corrected.mt, corrected.curvature
 
 
 def tune(
@@ -385,6 +232,8 @@ def tune(
 
 
 class Search:
+    """All paths of a grid: one for every fold and weighting, with the reads of X that they share."""
+
     journal: Journal | None = None
 
     def __init__(
@@ -405,7 +254,7 @@ class Search:
         self.folds: list[Fold | None] = [*folds] or [None]
         sources = [replace(source, fold=fold) for fold in self.folds]
         counted = executor.reduce(_count_labels, combine, data.blocks, tuple(sources))
-        self.paths: list[_Path] = []
+        self.paths: list[Path] = []
         for number, each in enumerate(sources):
             label_counts, n_rows = counted[f"{number}:labels"], int(counted[f"{number}:rows_there"])
             for p0 in weightings:
@@ -419,7 +268,7 @@ class Search:
                     memory_limit // (len(sources) * len(weightings)),
                 )
                 problem.keep_statistics(place)
-                self.paths.append(_Path(problem, radii, cap, window, tol))
+                self.paths.append(Path(problem, radii, cap, window, tol))
 
     @property
     def passes(self) -> int:
@@ -442,7 +291,12 @@ class Search:
             if not grown:
                 return iteration
             self.read(grown, [path.problem.request(None) for path in grown])
-            list(self.pool.map(_Path.correct, grown))
+            list(self.pool.map(Path.correct, grown))
+        warnings.warn(
+            f"{left} of {total} points are not solved to the tolerance after {MAX_ITERATIONS} iterations: "
+            "their relative gaps are in the table; raise the tolerance or the memory limit",
+            stacklevel=3,
+        )
         return MAX_ITERATIONS
 
     def look(self) -> None:
@@ -451,7 +305,7 @@ class Search:
         results = self.read(paths, [path.request() for path in paths])
         list(self.pool.map(lambda pair: pair[0].look(pair[1]), zip(paths, results, strict=True)))
 
-    def read(self, paths: list[_Path], requests: list[Any]) -> list[Partial]:
+    def read(self, paths: list[Path], requests: list[Any]) -> list[Partial]:
         pieces = [piece for path in paths for piece in path.problem.pieces]
 
         def made() -> Partial:
@@ -484,7 +338,7 @@ class Search:
         scored: list[list[dict[str, float]]] = [[] for _ in grid]
         curves: list[Partial | None] = [None for _ in grid]
         if self.folds != [None]:
-            job = _Scoring(
+            job = Scoring(
                 self.source,
                 tuple(fold for fold in self.folds if fold is not None),
                 tuple(tuple((point.u, point.mt) for point in points) for points in per_fold),
@@ -492,13 +346,13 @@ class Search:
                 min(k, self.source.data.n_labels),
                 edges,
             )
-            sums = self.executor.reduce(_score_block, combine, self.source.data.blocks, job)
+            sums = self.executor.reduce(score_block, combine, self.source.data.blocks, job)
             self.rows_read += int(sums["rows_read"])
             for at, (_, _, p0) in enumerate(grid):
                 for fold in range(len(self.folds)):
                     prefix = f"{fold}:{at}:"
                     own = {n.removeprefix(prefix): v for n, v in sums.items() if n.startswith(prefix)}
-                    scored[at].append(_named_scores(own, edges, p0))
+                    scored[at].append(named_scores(own, edges, p0))
                     histogram = {name: own[name] for name in HISTOGRAM}
                     before = curves[at]
                     curves[at] = histogram if before is None else combine([before, histogram])
@@ -525,55 +379,3 @@ def _count_labels(block: RowBlock, sources: tuple[BlockSource, ...]) -> Partial:
         out[f"{number}:labels"] = np.bincount(labels.indices, minlength=labels.shape[1])
         out[f"{number}:rows_there"] = np.array(labels.shape[0])
     return out
-
-
-@dataclass(frozen=True)
-class _Scoring:
-    source: BlockSource
-    folds: tuple[Fold, ...]
-    points: tuple[tuple[tuple[Array | None, Array], ...], ...]
-    threshold: float
-    k: int
-    edges: Array
-
-
-def _score_block(block: RowBlock, job: _Scoring) -> Partial:
-    """Metrics of the held-out rows of one block, for every fold and point."""
-    features, labels = job.source.features(block), job.source.labels(block)
-    out: Partial = {"rows_read": np.array(block.n_rows)}
-    for number, (fold, points) in enumerate(zip(job.folds, job.points, strict=True)):
-        rows = fold.held_out_rows(block)
-        held_out, truth = features.subset(rows), labels[rows]
-        for at, (u, mt) in enumerate(points):
-            assert u is not None
-            z = held_out.times(u).astype(np.float64, copy=False)
-            parts = [
-                _score_piece(truth[piece], z[piece] @ mt.T, job)
-                for piece in _pieces(rows.size, labels.shape[1])
-            ]
-            sums = combine(parts) if len(parts) > 1 else parts[0]
-            out.update({f"{number}:{at}:{name}": value for name, value in sums.items()})
-    return out
-
-
-def _pieces(n_rows: int, n_labels: int) -> list[slice]:
-    step = max(1, TILE_ENTRIES // n_labels)
-    return [slice(start, min(start + step, n_rows)) for start in range(0, max(n_rows, 1), step)]
-
-
-def _score_piece(truth: Any, scores: Array, job: _Scoring) -> Partial:
-    scores = np.ascontiguousarray(scores)
-    return {
-        **metrics.label_block(truth, metrics.select_at_threshold(scores, job.threshold)),
-        **metrics.ranking_block(truth, metrics.top_k(scores, job.k)[0], coverage=False),
-        **metrics.score_histogram_block(truth, scores, job.edges),
-    }
-
-
-def _named_scores(sums: Partial, edges: Array, p0: float) -> dict[str, float]:
-    return {
-        **metrics.label_scores(sums, p0=p0),
-        **metrics.ranking_scores(sums),
-        "micro_auc": metrics.auc_from_histogram(sums, edges).value,
-        "best_f1": metrics.threshold_curve(sums, edges).best()[1],
-    }

@@ -1,0 +1,152 @@
+"""The solutions of one weighting on one fold, radius after radius, on a basis that follows them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import oracle
+from .corrective import Quadratic, solve
+from .frank_wolfe import INNER_SHARE, MAX_BLOCK, MIN_BLOCK
+from .problem import Problem
+from .sweep import Partial, Sweep
+
+__all__ = ["Path", "Point"]
+
+Array = npt.NDArray[Any]
+
+#: A path forgets the directions that its solutions do not use once these are a share of NEEDED: with a
+#: weight below NEGLIGIBLE of the largest, a direction is not used.
+NEGLIGIBLE = 1e-4
+NEEDED = 0.6
+
+
+class Point:
+    """A grid point on one fold: W = U M, on the basis of its path until it is solved."""
+
+    def __init__(self, radius: float, n_labels: int) -> None:
+        self.radius = radius
+        self.mt = np.zeros((n_labels, 0))
+        self.u: Array | None = None
+        self.objective = self.gap = self.relative_gap = np.inf
+        self.curvature = 1e-6
+
+    @property
+    def solved(self) -> bool:
+        return self.u is not None
+
+    def compact(self) -> tuple[Array, Array]:
+        """Rotation of the basis (r x k) and M^T (L x k) of the point's own rank k."""
+        right, values, left = np.linalg.svd(self.mt, full_matrices=False)
+        rank = int(np.count_nonzero(values > 1e-12 * max(values.max(initial=0.0), 1e-300)))
+        return left[:rank].T, np.ascontiguousarray(right[:, :rank] * values[:rank])
+
+    def settle(self, basis: Array) -> None:
+        """Hold the factors apart from the basis, which goes on changing."""
+        rotation, self.mt = self.compact()
+        self.u = basis @ rotation
+
+
+class Path:
+    """All radii of one weighting on one fold, from the smallest on, on a basis that follows them."""
+
+    def __init__(self, problem: Problem, radii: Sequence[float], cap: int, window: int, tol: float) -> None:
+        self.problem, self.cap, self.window, self.tol = problem, cap, window, tol
+        self.points = [Point(radius, problem.n_labels) for radius in radii]
+        self.open: list[Point] = []
+
+    @property
+    def unsolved(self) -> list[Point]:
+        return sorted((point for point in self.points if not point.solved), key=lambda point: point.radius)
+
+    def advance(self) -> None:
+        """Choose the points to work on: the smallest radii that are not solved.
+
+        They need the fewest directions, and their solutions are where the next radii start from.
+        """
+        # At W = 0 all gradients are the same.
+        self.open = self.unsolved[: self.window if self.problem.rank else 1]
+        for point in self.open:
+            point.mt = np.pad(point.mt, ((0, 0), (0, self.problem.rank - point.mt.shape[1])))
+
+    def request(self) -> Sweep:
+        """Ask for the gradients of the open points."""
+        self.advance()
+        points = tuple((*point.compact(), self.problem.p0) for point in self.open)
+        return self.problem.request(None, points=points)
+
+    def look(self, sums: Partial) -> None:
+        """Take the gradients of the open points: their gaps, and the directions they lack."""
+        problem = self.problem
+        wanted: list[tuple[float, Array]] = []
+        for number, point in enumerate(self.open):
+            gradient = problem.gradient(point.mt, sums[f"gradient {number}"])
+            left, values, _ = oracle.decompose(gradient, None)
+            found = {"loss": sums[f"loss {number}"], "slope": sums[f"slope {number}"]}
+            point.objective, slope = problem.value_and_slope(point.mt, found)
+            point.gap = max(slope + point.radius * float(values[0]), 0.0)
+            point.relative_gap = point.gap / max(point.objective, np.finfo(float).tiny)
+            if point.relative_gap <= self.tol:
+                point.settle(problem.basis)
+            else:
+                multiplier = -slope / point.radius
+                width = max(int(np.count_nonzero(values > multiplier)) if problem.rank else 0, MIN_BLOCK)
+                wanted.append((point.relative_gap, left[:, : min(width, MAX_BLOCK)]))
+        if problem.rank:
+            self.narrow()
+        room = max(self.cap - problem.rank, 0)
+        if wanted and room:
+            # The points nearest to their solution first, so that they are done with.
+            wanted.sort(key=lambda pair: pair[0])
+            kept, taken = np.zeros((problem.n_features, 0)), min(room, MAX_BLOCK)
+            for least in (0.3, 1e-8):  # what is mostly new, or else whatever is new at all
+                for _, left in wanted:
+                    rest = left - problem.basis @ (problem.basis.T @ left)
+                    rest = rest - kept @ (kept.T @ rest)
+                    basis, sizes, _ = np.linalg.svd(rest, full_matrices=False)
+                    kept = np.hstack([kept, basis[:, sizes > least]])
+                if kept.shape[1] >= MIN_BLOCK:
+                    break
+            problem.append(-kept[:, :taken])
+
+    def narrow(self) -> None:
+        """Forget the directions that no solution at hand uses, once they are many."""
+        problem = self.problem
+        used = [self.on_basis(point) for point in self.open]
+        stacked = np.vstack([mt / max(float(np.linalg.norm(mt)), 1e-300) for mt in used])
+        _, values, directions = np.linalg.svd(stacked, full_matrices=False)
+        rotation = directions[values > NEGLIGIBLE * values.max(initial=0.0)].T
+        if 0 < rotation.shape[1] < NEEDED * (problem.rank - MIN_BLOCK):
+            problem.rotate(rotation)
+            for point in self.open:
+                if not point.solved:
+                    point.mt = point.mt @ rotation
+
+    def on_basis(self, point: Point) -> Array:
+        """M^T of a point on the basis of the path."""
+        if point.u is None:
+            return point.mt
+        mt: Array = point.mt @ (self.problem.basis.T @ point.u).T
+        return mt
+
+    def correct(self) -> None:
+        """Solve the small problem of every open point; a new one starts from its smaller neighbour."""
+        problem = self.problem
+        self.advance()
+        assert problem.statistics is not None
+        quadratic = Quadratic(problem.statistics, problem.n_rows, problem.p0)
+        for point in self.open:
+            below = [each for each in self.points if each.radius < point.radius]
+            like = max(below, key=lambda each: each.radius) if below and not point.mt.any() else point
+            tol = INNER_SHARE * (min(point.gap, 0.2 * point.objective) if np.isfinite(point.gap) else 1.0)
+            corrected = solve(
+                quadratic,
+                self.on_basis(like),
+                point.radius,
+                max(tol, 0.3 * self.tol * point.objective),
+                curvature=like.curvature,
+            )
+            point.mt, point.curvature = corrected.mt, corrected.curvature
