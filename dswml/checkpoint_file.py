@@ -34,6 +34,8 @@ Values = dict[str, Any]
 
 CHECKPOINTS_FORMAT = "dswml-checkpoints"
 VERSION = 1
+#: Folders within the folder: of the fit that follows a search.
+PARTS = ("model",)
 _NUMBER = re.compile(r"checkpoint-(\d{6,})")
 _REMEDY = "begin again with --overwrite (overwrite=True)"
 
@@ -83,6 +85,10 @@ class CheckpointFolder:
         group = open_group(self.url, "w" if new else "r+", self.storage_options)
         group.attrs.put({"format": CHECKPOINTS_FORMAT, "format_version": VERSION, "owner": self.owner})
         self._prune()
+        if self.last is None:  # what work before this one left of its parts
+            for part in PARTS:
+                if store_exists(f"{self.url}/{part}", self.storage_options):
+                    fs.rm(f"{path}/{part}", recursive=True)
 
     def write(self, request: Mapping[str, Any], values: Values) -> None:
         """Write a checkpoint; it counts when all of it is there, and the one before it is kept."""

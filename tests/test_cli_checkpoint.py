@@ -172,3 +172,14 @@ def test_a_search_goes_on_from_its_checkpoint_through_to_the_model(store: str, t
     assert json.loads(told.stdout) | {"passes": 0} == json.loads(whole.stdout) | {"passes": 0}
     assert same_bits(load_model(tmp_path / "m.zarr"), load_model(tmp_path / "whole.zarr"))
     assert run("info", str(tmp_path / "run")).stdout.startswith(f"{tmp_path / 'run'}: checkpoint ")
+
+
+def test_a_search_begun_again_forgets_the_fit_of_the_one_before(store: str, tmp_path: Path) -> None:
+    place = ["--model", str(tmp_path / "m.zarr"), "--checkpoint", str(tmp_path / "run"), "--overwrite"]
+    grid = ["tune", store, "--weights", "0.2", "--folds", "2", "--json", *place]
+    assert run(*grid, "--radii", "1").exit_code == 0
+    with stop_when(lambda: True):
+        assert run(*grid, "--radii", "5").exit_code == 5
+    told = run(*grid, "--radii", "5", "--resume")
+    assert (told.exit_code, told.stderr) == (0, "")
+    assert load_model(tmp_path / "m.zarr").info["parameters"]["radius"] == 5
