@@ -87,8 +87,7 @@ class Job:
 
     def logs(self) -> list[str]:
         """Return the last lines that the job wrote."""
-        lines: list[str] = self._ask("logs")["lines"]
-        return lines
+        return list(self._ask("logs")["lines"])
 
     def follow(self) -> Iterator[str]:
         """Yield the lines of the job's log as they are written, until it has ended."""
