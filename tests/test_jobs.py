@@ -129,10 +129,11 @@ def test_a_job_ends_with_the_bits_of_a_direct_run_when_its_client_has_left(
 def test_a_job_that_fails_leaves_with_its_exit_code_and_tells_no_secret(
     cluster: FarCluster, client: Client, store: Path, tmp_path: Path
 ) -> None:
-    """A chunk is lost, so that a task fails on a worker and Dask logs what it was called with."""
+    """A bit is flipped, so that a task fails on a worker and Dask logs what it was called with."""
     damaged = tmp_path / "damaged.zarr"
     shutil.copytree(store, damaged)
-    shutil.rmtree(damaged / "X" / "c" / "2")
+    chunk = damaged / "X" / "c" / "2" / "0"
+    chunk.write_bytes(bytes([chunk.read_bytes()[0] ^ 1]) + chunk.read_bytes()[1:])
     secrets = ["AKIAOPENSESAME", "wJalrXUtnFEMI/K7MDENG"]
     options = ["-o", f"key={secrets[0]}", "-o", f'client_kwargs={{"token": "{secrets[1]}"}}']
     handed = command("submit", "train", damaged, "--model", tmp_path / "model.zarr", *options, "--json")
