@@ -68,16 +68,17 @@ class BlockCache:
             kept = self._runs.get(run)
             return None if kept is None else kept.values.get((block, kind), (None, 0))[0]
 
-    def put(self, run: str, block: int, kind: str, value: Any, nbytes: int) -> bool:
+    def put(self, run: str, block: int, kind: str, value: Any, nbytes: int, reserve: int = 0) -> bool:
         """Keep the value if there is room, at the cost of other runs but not of this one.
 
-        A value that finds no room leaves the one before it in its place.
+        A value that finds no room leaves the one before it in its place. ``reserve`` bytes of the limit
+        are left to other uses.
         """
         with self._lock:
             mine = self._runs.pop(run, None) or _Run()
             self._runs[run] = mine  # the run used last stands last
             added = nbytes - mine.values.get((block, kind), (None, 0))[1]
-            room = self.limit * (FEATURES_SHARE if kind == "x" else 1.0)
+            room = max(self.limit - reserve, 0) * (FEATURES_SHARE if kind == "x" else 1.0)
             if mine.nbytes + added > room:
                 return False
             while self.used + added > room:

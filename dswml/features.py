@@ -154,6 +154,8 @@ class BlockSource:
         Train on the rows outside this fold only.
     basis : str
         Names the basis in the caches where several grow on the same rows.
+    reserve : int
+        Bytes of a worker's memory that the cache leaves to the results of tasks.
     """
 
     data: RowReader
@@ -164,6 +166,7 @@ class BlockSource:
     cache: str = "auto"
     fold: Fold | None = None
     basis: str = ""
+    reserve: int = 0
 
     @property
     def n_features(self) -> int:
@@ -205,4 +208,6 @@ class BlockSource:
 
     def keep(self, block: RowBlock, kind: str, value: Any, nbytes: int) -> bool:
         """Keep a value if the cache is on and has room."""
-        return self.cache != "none" and process_cache().put(self.run, block.index, kind, value, nbytes)
+        return self.cache != "none" and process_cache().put(
+            self.run, block.index, kind, value, nbytes, self.reserve
+        )

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -40,6 +40,8 @@ ASSEMBLED_ENTRIES = 4_000_000
 ASSEMBLED_SIDE = 2048
 #: Directions added per corrective iteration unless asked otherwise: at least and at most.
 MIN_BLOCK, MAX_BLOCK = 20, 80
+#: Share of the memory limit that the result of a task may take; a node of the tree of sums holds nine.
+RESULTS_SHARE = 1 / 64
 #: The small problem is solved to this share of the current gap.
 INNER_SHARE = 0.1
 #: The gap is relative to F(W), or to this share of F(0) where F(W) is smaller still.
@@ -61,17 +63,23 @@ def is_assembled(n_features: int, n_labels: int) -> bool:
     return n_features * n_labels <= ASSEMBLED_ENTRIES and min(n_features, n_labels) <= ASSEMBLED_SIDE
 
 
-def result_nbytes(n_features: int, n_labels: int) -> int:
-    """Bytes of what a task returns: the gradient, or its products with a block of vectors.
+def result_nbytes(n_features: int, n_labels: int, memory_limit: int = 2**31) -> int:
+    """Bytes of what a task returns at most: the gradient, or what a block of directions asks for.
 
     Examples
     --------
-    >>> result_nbytes(1000, 100)
-    800000
+    >>> result_nbytes(1000, 100), result_nbytes(50_000, 50_000) <= RESULTS_SHARE * 2**31
+    (1568000, True)
     """
+    width = min(MAX_BLOCK, n_features, n_labels)
     if is_assembled(n_features, n_labels):
-        return 8 * n_features * n_labels
-    return 8 * MAX_BLOCK * (n_features + n_labels)
+        return 8 * (n_features * n_labels + width * (n_features + 2 * n_labels))
+    return 8 * min(width, _fitting(n_features + 2 * n_labels, memory_limit)) * (n_features + 2 * n_labels)
+
+
+def _fitting(entries: int, memory_limit: int) -> int:
+    """How many columns of so many entries a result may have."""
+    return max(int(RESULTS_SHARE * memory_limit / (8 * entries)), 2)
 
 
 def frank_wolfe(
@@ -113,9 +121,14 @@ class Run:
                 problem.n_rows, problem.n_features, problem.label_counts, options.memory_limit
             )
             problem.keep_statistics(place)
+            light_rows = min(problem.n_rows, int(problem.label_counts[place < 0].sum()))
         else:  # no statistics, so more directions
+            light_rows = 0
             no_positives = np.zeros_like(problem.label_counts)
             self.cap, _ = plan_directions(0, problem.n_features, no_positives, options.memory_limit)
+        # New directions come with X^T Z', two products with the labels and, once in all, light rows of Z'.
+        entries = problem.n_features + 2 * problem.n_labels + light_rows // 4
+        self.most_at_once = problem.n_features if self.assemble else _fitting(entries, options.memory_limit)
         # What the oracle reads at least, and what the step and the next oracle read together.
         oracle_reads = 1 if self.assemble else 2
         step_reads = {"open-loop": 0, "corrective": int(self.assemble), "line-search": 1}[options.step]
@@ -242,13 +255,27 @@ class Run:
         if estimate > self.certify_below * self.scale(answer):
             return estimate, False
         problem, mt = self.problem, self.mt
+        step = _fitting(max(problem.n_features, problem.n_labels), self.options.memory_limit)
 
-        def times(right: Array) -> Array:
-            return problem.gradient_times(mt, right, problem.sweep(mt, right=right)["right"])
+        def parts(block: Array) -> Iterator[Array]:
+            for start in range(0, block.shape[1], step):
+                yield np.ascontiguousarray(block[:, start : start + step])
 
-        def transpose_times(left: Array) -> Array:
-            sums = problem.sweep(mt, left=np.ascontiguousarray(left))
-            return problem.gradient_transpose_times(mt, left, sums["left"])
+        def times(block: Array) -> Array:
+            return np.hstack(
+                [
+                    problem.gradient_times(mt, right, problem.sweep(mt, right=right)["right"])
+                    for right in parts(block)
+                ]
+            )
+
+        def transpose_times(block: Array) -> Array:
+            return np.hstack(
+                [
+                    problem.gradient_transpose_times(mt, left, problem.sweep(mt, left=left)["left"])
+                    for left in parts(block)
+                ]
+            )
 
         rng = np.random.default_rng([self.options.seed, self.iteration, 1])
         vectors, weights, _ = np.linalg.svd(mt, full_matrices=False) if mt.size else (mt, np.zeros(0), mt)
@@ -327,8 +354,8 @@ class Run:
     def widest(self) -> int:
         """Most directions to add at once, so that those of W find room beside them."""
         if self.cap >= self.problem.n_features:
-            return self.cap
-        return max(self.cap - _rank(self.mt), self.cap // 8, 1)
+            return min(self.cap, self.most_at_once)
+        return min(max(self.cap - _rank(self.mt), self.cap // 8, 1), self.most_at_once)
 
     def make_room(self, width: int) -> None:
         """Forget directions when the cap is met: those without weight in W first, oldest first."""

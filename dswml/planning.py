@@ -72,9 +72,9 @@ def plan_training(data: Dataset, *, workers: int = 1, threads: int = 1, factor_m
     """Plan a fit of the square loss with corrective steps.
 
     A worker of t threads needs (W + t (3 B + 9 R)) / 0.8 bytes: W = 200 MiB for itself, B the row block,
-    R what a task returns (the gradient, or its products with a block of vectors), and Dask pauses a
-    worker at 80 % of its limit. The time of a pass is that of a row block, times their number, divided by all
-    threads.
+    R what a task returns at most (the gradient, or what a block of directions asks for), and Dask pauses a
+    worker at 80 % of its limit; a copy of the factors, 8 r (D + L) for rank r, comes on top. The time of a
+    pass is that of a row block, times their number, divided by all threads.
 
     Parameters
     ----------
@@ -95,7 +95,7 @@ def plan_training(data: Dataset, *, workers: int = 1, threads: int = 1, factor_m
     if workers < 1 or threads < 1:
         raise UsageError(f"workers and threads must be at least 1; got {workers} and {threads}")
     data.check()
-    results = result_nbytes(data.n_features, data.n_labels)
+    results = result_nbytes(data.n_features, data.n_labels, factor_memory)
     cap, _ = plan_directions(data.n_rows, data.n_features, np.asarray(data.label_counts), factor_memory)
     least = WORKER_BYTES + threads * task_nbytes(data.block_nbytes, results)
     rows = data.block_nbytes * len(data.blocks)

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .cache import check_room, forget_run
+from .cache import check_room, forget_run, task_nbytes
 from .checkpoints import Checkpoints, begin, data_request, saving
 from .errors import UsageError
 from .executor import Executor, one_blas_thread
@@ -84,7 +84,8 @@ def train(
     solution : Solution
     """
     data.check(executor)
-    check_room(data.block_nbytes, executor, result_nbytes(data.n_features, data.n_labels))
+    results = result_nbytes(data.n_features, data.n_labels, parameters.options.memory_limit)
+    check_room(data.block_nbytes, executor, results)
     p0 = resolve_p0(parameters.weights, data.k_hat, data.n_labels)
     dtype = parameters.dtype
     if dtype == "auto":
@@ -96,6 +97,7 @@ def train(
         normalize=None if data.normalize == parameters.normalize else parameters.normalize,
         intercept=float(parameters.fit_intercept),
         cache=parameters.cache,
+        reserve=task_nbytes(0, results),
     )
     journal = begin(
         checkpoint,

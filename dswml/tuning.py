@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from . import metrics
 from .blocks import RowBlock
-from .cache import check_room, forget_run
+from .cache import check_room, forget_run, task_nbytes
 from .checkpoints import Checkpoints, Journal, begin, data_request, saving
 from .corrective import plan_directions
 from .errors import UsageError
@@ -195,6 +195,7 @@ def tune(
         None if data.normalize == normalize else normalize,
         float(fit_intercept),
         cache,
+        reserve=task_nbytes(0, window * gradients),
     )
     request = {
         "verb": "tune",

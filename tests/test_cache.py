@@ -14,11 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dswml.cache
-from dswml.cache import FEATURES_SHARE, FREE_SHARE, WORKER_SHARE, BlockCache, forget_run, process_cache
+from dswml.cache import (
+    FEATURES_SHARE,
+    FREE_SHARE,
+    WORKER_SHARE,
+    BlockCache,
+    forget_run,
+    process_cache,
+    task_nbytes,
+)
 from dswml.dataset import Dataset, open_dataset
 from dswml.errors import DataError
 from dswml.executor import InProcessExecutor
-from dswml.frank_wolfe import Options
+from dswml.frank_wolfe import Options, result_nbytes
 from dswml.synth import synthesize
 from dswml.training import Parameters, train
 
@@ -147,8 +155,9 @@ def test_what_finds_no_room_is_rebuilt_with_the_same_bits(
 ) -> None:
     assert len(data.blocks) > 8
     bits, used = set(), []
+    results = task_nbytes(0, result_nbytes(data.n_features, data.n_labels))
     for nbytes, kind in ((10**9, "none"), (0, "auto"), (20_000, "auto"), (150_000, "auto"), (10**9, "auto")):
-        cache = limited(nbytes)
+        cache = limited(nbytes + results)
         most = [0]
 
         def spy(record: Any, cache: BlockCache = cache, most: list[int] = most) -> None:

@@ -18,6 +18,7 @@ from dswml.dask_executor import DaskExecutor
 from dswml.dataset import Dataset, DatasetWriter, open_dataset
 from dswml.executor import Executor, InProcessExecutor
 from dswml.frank_wolfe import Options, Solution
+from dswml.synth import synthesize
 from dswml.training import Parameters, train
 
 MIB = 2**20
@@ -146,6 +147,28 @@ def test_data_eight_times_the_memory_that_a_worker_has_for_them(tmp_path: Path) 
 def test_data_eight_times_the_whole_memory_of_a_worker(tmp_path: Path) -> None:
     limit = int(own_footprint(tmp_path) / 0.65)
     out_of_core(tmp_path, limit, 8 * limit)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the peak memory is read from /proc")
+def test_fifty_thousand_features_and_labels_within_a_gibibyte_a_worker(tmp_path: Path) -> None:
+    """A features x labels array would take 20 GB; worker and driver stay below one GiB each."""
+    limit = 2**30
+    store = tmp_path / "wide.zarr"
+    synthesize(store, kind="extreme", rows=40_000, features=50_000, labels=50_000, sparsity=5)
+    data = open_dataset(store)
+    events = Events()
+    with start(limit) as cluster, Client(cluster, set_as_default=False) as client:
+        (worker,) = cluster.scheduler.workers.values()
+        cluster.scheduler.add_plugin(events, name="events")
+        with DaskExecutor(client) as executor:
+            options = Options(tol=1e-3, max_iter=3, seed=0)
+            solution = train(data, Parameters(radius=100.0, options=options), executor)[1]
+        assert events.removed == [], "no worker was restarted"
+        assert peak_memory(worker.pid) < limit
+        cluster.scheduler.remove_plugin("events")
+    assert solution.history[-1].objective < 0.5 * solution.history[0].objective
 
 
 def test_the_benchmark_runs() -> None:
