@@ -44,8 +44,13 @@ class Point:
         rank = int(np.count_nonzero(values > 1e-12 * max(values.max(initial=0.0), 1e-300)))
         return left[:rank].T, np.ascontiguousarray(right[:, :rank] * values[:rank])
 
+    def widen(self, rank: int) -> None:
+        """Give directions that came to the basis since a weight of zero."""
+        self.mt = np.pad(self.mt, ((0, 0), (0, rank - self.mt.shape[1])))
+
     def settle(self, basis: Array) -> None:
         """Hold the factors apart from the basis, which goes on changing."""
+        self.widen(basis.shape[1])
         rotation, self.mt = self.compact()
         self.u = basis @ rotation
 
@@ -70,7 +75,7 @@ class Path:
         # At W = 0 all gradients are the same.
         self.open = self.unsolved[: self.window if self.problem.rank else 1]
         for point in self.open:
-            point.mt = np.pad(point.mt, ((0, 0), (0, self.problem.rank - point.mt.shape[1])))
+            point.widen(self.problem.rank)
 
     def request(self) -> Sweep:
         """Ask for the gradients of the open points."""
@@ -113,16 +118,28 @@ class Path:
             problem.append(-kept[:, :taken])
 
     def narrow(self) -> None:
-        """Forget the directions that no solution at hand uses, once they are many."""
+        """Forget the directions that no solution at hand uses, once they are many or there is no more room.
+
+        Where even these leave no room, the smallest radius that is not solved keeps its own.
+        """
         problem = self.problem
-        used = [self.on_basis(point) for point in self.open]
-        stacked = np.vstack([mt / max(float(np.linalg.norm(mt)), 1e-300) for mt in used])
-        _, values, directions = np.linalg.svd(stacked, full_matrices=False)
-        rotation = directions[values > NEGLIGIBLE * values.max(initial=0.0)].T
-        if 0 < rotation.shape[1] < NEEDED * (problem.rank - MIN_BLOCK):
-            problem.rotate(rotation)
-            for point in self.open:
-                if not point.solved:
+        left = [point for point in self.open if not point.solved]
+        for points in (self.open, left[:1]):
+            full = problem.rank + MIN_BLOCK > min(self.cap, problem.n_features)
+            used = [self.on_basis(point) for point in points]
+            if not used or (points is not self.open and not full):
+                return
+            stacked = np.vstack([mt / max(float(np.linalg.norm(mt)), 1e-300) for mt in used])
+            _, values, directions = np.linalg.svd(stacked, full_matrices=False)
+            needed = int(np.count_nonzero(values > NEGLIGIBLE * values.max(initial=0.0)))
+            if full and points is not self.open:
+                needed = min(needed, max(problem.rank - MIN_BLOCK, 1))
+            elif needed >= NEEDED * (problem.rank - MIN_BLOCK):
+                continue
+            if needed:
+                rotation = directions[:needed].T
+                problem.rotate(rotation)
+                for point in left:
                     point.mt = point.mt @ rotation
 
     def on_basis(self, point: Point) -> Array:

@@ -262,12 +262,10 @@ class Search:
                 problem = Problem(
                     executor, replace(each, basis=str(p0)), label_counts, radius=1.0, p0=p0, n_rows=n_rows
                 )
-                cap, place = plan_directions(
-                    n_rows,
-                    source.n_features,
-                    label_counts,
-                    memory_limit // (len(sources) * len(weightings)),
-                )
+                limit = memory_limit // (len(sources) * len(weightings))
+                cap, place = plan_directions(n_rows, source.n_features, label_counts, limit)
+                if p0 == 0.5:  # no statistics of labels, so more directions
+                    cap, _ = plan_directions(0, source.n_features, np.zeros_like(label_counts), limit)
                 problem.keep_statistics(place)
                 self.paths.append(Path(problem, radii, cap, window, tol))
 
