@@ -7,6 +7,7 @@ submitted again.
 
 from __future__ import annotations
 
+import errno
 import time
 import uuid
 import warnings
@@ -230,6 +231,14 @@ class DaskExecutor(Executor):
                     f"the cluster lost work ({type(error).__name__}); it is submitted again", stacklevel=3
                 )
                 self._broadcast.close()
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                raise ClusterError(
+                    f"a disk that the workers of {self._address()} write to is full "
+                    f"({error.filename or error.strerror}): make room, or start workers with another "
+                    "--local-directory or more memory"
+                ) from error
 
     def _as_finished(
         self, futures: Mapping[str, Future[Any]], report: Callable[[], None] | None = None
