@@ -108,7 +108,7 @@ def read_arff_header(lines: Iterable[bytes], *, place: str, max_bytes: int) -> A
     >>> [attribute.name for attribute in header.attributes], header.n_lines
     (['a', 'b'], 5)
     """
-    attributes: list[Attribute] = []
+    attributes: dict[str, Attribute] = {}
     n_bytes = 0
     for number, raw in enumerate(lines, start=1):
         n_bytes += len(raw)
@@ -123,27 +123,22 @@ def read_arff_header(lines: Iterable[bytes], *, place: str, max_bytes: int) -> A
         word, _, rest = line.replace("\t", " ", 1).partition(" ")
         keyword = word.lower()
         if keyword == "@data":
-            _refuse_repeated(attributes, place)
-            return ArffHeader(tuple(attributes), number, n_bytes)
+            return ArffHeader(tuple(attributes.values()), number, n_bytes)
         if keyword == "@attribute":
             try:
-                attributes.append(parse_attribute(rest))
+                attribute = parse_attribute(rest)
             except DataError as error:
                 raise DataError(f"{place}, line {number}: {error}") from None
+            if attributes.setdefault(attribute.name, attribute) is not attribute:
+                raise DataError(
+                    f"{place} declares the attribute {attribute.name!r} twice: rename one of them"
+                )
         elif keyword != "@relation":
             raise DataError(
                 f"{place}, line {number}: {line[:60]!r} is not @relation, @attribute or @data: "
                 "repair the header of the ARFF file"
             )
     raise DataError(f"{place} ends before @data: it is cut off, or not an ARFF file")
-
-
-def _refuse_repeated(attributes: Sequence[Attribute], place: str) -> None:
-    seen: set[str] = set()
-    for attribute in attributes:
-        if attribute.name in seen:
-            raise DataError(f"{place} declares the attribute {attribute.name!r} twice: rename one of them")
-        seen.add(attribute.name)
 
 
 def parse_label_names(text: bytes, *, place: str) -> tuple[str, ...]:

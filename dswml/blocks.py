@@ -17,6 +17,10 @@ DEFAULT_BLOCK_BYTES = 64 * MIB
 PARALLEL_BLOCKS = 16
 
 
+#: More blocks than this are refused: 64 TB at the default size.
+MAX_BLOCKS = 10**6
+
+
 @dataclass(frozen=True)
 class RowBlock:
     """Rows [start, stop), the unit of work.
@@ -77,4 +81,9 @@ def plan_row_blocks(
     fitting = chunks if total <= block_bytes else int(block_bytes // (bytes_per_row * chunk_rows))
     rows = chunk_rows * max(1, min(fitting, -(-chunks // wanted)))
     starts = range(0, n_rows, rows)
+    if len(starts) > MAX_BLOCKS:
+        raise UsageError(
+            f"{n_rows} rows of {bytes_per_row:g} bytes make {len(starts)} row blocks, over {MAX_BLOCKS}: "
+            "use larger ones (--block-bytes), if there are so many rows at all"
+        )
     return tuple(RowBlock(i, start, min(start + rows, n_rows)) for i, start in enumerate(starts))

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from distributed import Client, Future
 
 from .executor import Shared
 
-__all__ = ["Broadcast", "SendError"]
+__all__ = ["LOOK_EVERY", "Broadcast", "SendError", "wait_for"]
+
+T = TypeVar("T")
+
+#: Seconds between two looks at whether what is waited for can still come.
+LOOK_EVERY = 2.0
+#: Seconds that a scheduler may go on trying to reach a worker that is gone: two attempts to connect.
+HELD_UP_SECONDS = 60.0
 
 #: So many values sent one after the other are sent once more as one. A basis that grows by one
 #: direction in every iteration would otherwise be thousands of values that every task depends on.
@@ -20,6 +29,22 @@ BUNDLE = 16
 
 class SendError(Exception):
     """A value did not reach the workers, because some or all of them were lost on the way."""
+
+
+def wait_for(client: Client, result: Coroutine[Any, Any, T], look: Callable[[], object]) -> T:
+    """Return what comes of a call on the client's loop; give it up when a look meanwhile raises."""
+    pending = asyncio.run_coroutine_threadsafe(result, client.loop.asyncio_loop)
+    while True:
+        try:
+            return pending.result(LOOK_EVERY)
+        except TimeoutError:
+            if pending.done():  # the call itself says so
+                raise
+        try:
+            look()
+        except BaseException:
+            pending.cancel()
+            raise
 
 
 @dataclass
@@ -37,18 +62,40 @@ class _Bundle:
 class Broadcast:
     """What has been sent to the workers of one client, until it is forgotten.
 
-    Every worker holds a copy of every value, so that a value outlives all workers but the last.
+    Every worker holds a copy of a value, so that it outlives all workers but the last.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    workers : callable
+        Returns the workers that there are, by address.
     """
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, client: Client, workers: Callable[[], Mapping[str, Any]]) -> None:
+        self._client, self._workers = client, workers
+        self._held_up_until = 0.0
         self._bundles: dict[str, _Bundle] = {}  # by their first key
 
     def send(self, value: Any, kind: str = "payload") -> Future[Any]:
         """Send a value; it is dropped when the future is."""
         key = f"{kind}-{uuid.uuid4().hex}"
+        wanted = set(self._workers())
+
+        def look() -> None:
+            gone = wanted.difference(self._workers())
+            if gone:
+                raise SendError(f"{', '.join(sorted(gone))} left while a value was sent there")
+
+        everywhere = time.monotonic() >= self._held_up_until
+        sent = self._client.scatter({key: value}, broadcast=everywhere, asynchronous=True)
         try:
-            return self._client.scatter({key: value}, broadcast=True)[key]
+            return wait_for(self._client, sent, look)[key]
+        except SendError:
+            # The scheduler goes on trying to send the value to the worker that is gone until it is wanted no
+            # more, and makes copies of no other meanwhile: those are sent to one worker, for others to fetch.
+            Future(key, self._client).release()
+            self._held_up_until = time.monotonic() + HELD_UP_SECONDS
+            raise
         except (OSError, TimeoutError) as error:
             raise SendError(f"{type(error).__name__}: {error}") from error
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from .errors import DataError
+from .errors import DataError, telling
 from .format import fill_value
 from .storage import DENSE_FLOAT, Codecs, read_array
 
@@ -19,6 +19,8 @@ Array = npt.NDArray[Any]
 
 #: Bytes of a chunk on disk.
 CHUNK_BYTES = 2**25
+#: Most bytes that the codecs make of one: more can only be claimed, to fill the memory.
+MOST_PACKED = 256
 
 
 def array_digest(values: Array) -> str:
@@ -68,10 +70,13 @@ def read_checked(
     kind, place, remedy : str
         What the array is a part of, such as "model", where that is, and what to do without it.
     """
-    array = group.get(name)
+    with telling(f"array {name} of the {kind} {place} has damaged metadata"):
+        array = group.get(name)
     if not isinstance(array, zarr.Array) or array.ndim != ndim or array.dtype != dtype:
         shape = {1: "a vector", 2: "a matrix"}.get(ndim, f"an array of {ndim} dimensions")
         raise DataError(f"array {name} of the {kind} {place} is missing or not {shape} of {dtype}: {remedy}")
+    if array.nbytes > MOST_PACKED * array.nbytes_stored():
+        raise DataError(f"array {name} of the {kind} {place} claims more than there is of it: {remedy}")
     values = np.ascontiguousarray(read_array(array, 0, array.shape[0], store=place)).reshape(array.shape)
     if array_digest(values) != digest:
         raise DataError(

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import zarr
 
 from .checked import read_checked, write_checked
-from .errors import DataError, DswmlError, IncompleteStoreError, StoreExistsError
+from .errors import DataError, DswmlError, IncompleteStoreError, StoreExistsError, telling
 from .storage import absolute_url, filesystem, open_group, remove_store, store_exists
 
 __all__ = ["CHECKPOINTS_FORMAT", "Checkpoint", "CheckpointFolder", "Values", "newest_checkpoint"]
@@ -184,15 +184,11 @@ def _read(place: str, number: int, storage_options: Mapping[str, Any] | None) ->
         raise DataError(
             f"attributes of the checkpoint {place} do not match their checksum: they were changed; {_REMEDY}"
         )
-    try:
+    with telling(f"the checkpoint {place} is damaged: {_REMEDY}"):
         values = dict(attrs["numbers"])
         for name, array in attrs["arrays"].items():
             values[name] = _read_array(group, name, array, place)
         return Checkpoint(number, dict(attrs["request"]), values)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        if isinstance(error, DataError):
-            raise
-        raise DataError(f"the checkpoint {place} is damaged ({error!r}): {_REMEDY}") from error
 
 
 def _read_array(group: zarr.Group, name: str, about: Mapping[str, Any], place: str) -> Array | list[Array]:

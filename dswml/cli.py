@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import json
 import traceback
@@ -47,6 +48,9 @@ VERBS = {
     "validate": "dswml.cli_data:validate",
 }
 
+#: What a disk can have against a file.
+_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EIO, errno.ENAMETOOLONG)
+
 _DEBUG = "dswml.debug"
 #: Where the context keeps the verb and its arguments as they were given.
 ARGUMENTS = "dswml.arguments"
@@ -56,6 +60,8 @@ def sentence(error: Exception) -> str:
     """Return what a user is told of an error."""
     if isinstance(error, DswmlError):
         return str(error)
+    if isinstance(error, OSError) and error.errno in _DISK:
+        return f"{error.filename or 'a file'} cannot be written or read: {error.strerror}"
     return f"{type(error).__name__}: {error} (run again with --debug to see where)"
 
 

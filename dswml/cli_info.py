@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dswml.cli import verb_options
+from dswml.errors import telling
 
 if TYPE_CHECKING:
     from dswml.dataset import Dataset
@@ -283,5 +284,7 @@ def info(store: str, as_json: bool, quiet: bool, storage_options: dict[str, Any]
     from dswml.storage import open_group
 
     describe = _KINDS.get(str(open_group(store, "r", storage_options).attrs.get("format")), _dataset)
-    found, lines = describe(store, storage_options)
-    click.echo(json.dumps(found) if as_json else "\n".join(lines()))
+    with telling(f"the attributes of {store} are damaged"):
+        found, lines = describe(store, storage_options)
+        told = json.dumps(found) if as_json else "\n".join(lines())
+    click.echo(told)

@@ -10,7 +10,7 @@ import scipy.sparse as sp
 import zarr
 from numpy.typing import NDArray
 
-from dswml.errors import DataError
+from dswml.errors import DataError, telling
 from dswml.layout import index_dtype
 from dswml.storage import read_array
 
@@ -21,12 +21,10 @@ CsrArray: TypeAlias = sp.csr_array[Any, tuple[int, int]]
 
 def member_array(group: zarr.Group, path: str, url: str) -> zarr.Array[Any]:
     """Open an array of a group, which must have it."""
-    try:
-        array = group[path]
-    except KeyError:
-        raise DataError(f"array {path} is missing from {url}: restore the store or make it again") from None
-    except (ValueError, TypeError) as error:
-        raise DataError(f"array {path} in {url} has damaged metadata: {error}") from error
+    with telling(f"array {path} in {url} has damaged metadata"):
+        array = group.get(path)
+    if array is None:
+        raise DataError(f"array {path} is missing from {url}: restore the store or make it again")
     if not isinstance(array, zarr.Array):
         raise DataError(f"{path} in {url} is a group where an array must be")
     return array

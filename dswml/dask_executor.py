@@ -7,6 +7,7 @@ submitted again.
 
 from __future__ import annotations
 
+import errno
 import time
 import uuid
 import warnings
@@ -24,7 +25,7 @@ from distributed.client import FutureCancelledError, FuturesCancelledError
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import KilledWorker
 
-from .broadcast import Broadcast, SendError
+from .broadcast import LOOK_EVERY, Broadcast, SendError, wait_for
 from .errors import ClusterError
 from .executor import (
     ARITY,
@@ -50,14 +51,14 @@ LOST = (FutureCancelledError, FuturesCancelledError, KilledWorker, CommClosedErr
 #: How often a call is made without any progress before the cluster counts as lost. In each of them
 #: Dask tries a task whose worker dies on four workers (``allowed-failures``).
 ATTEMPTS = 3
-#: Seconds between two looks at whether the cluster is still there, and between reports of progress.
-LOOK_EVERY = 2.0
+#: Seconds between two reports of progress.
 REPORT_EVERY = 0.2
 #: Share of its memory limit at which a worker is paused, and bytes that it takes before any task does.
 PAUSED_AT = 0.8
 WORKER_BYTES = 200 * 2**20
-#: Seconds that a scheduler may take to answer.
+#: Seconds that a scheduler may take to answer, and that workers may take to be told something.
 ANSWER_SECONDS = 60.0
+TELL_SECONDS = 10.0
 
 
 class DaskExecutor(Executor):
@@ -78,7 +79,7 @@ class DaskExecutor(Executor):
     def __init__(self, client: Client, worker_timeout: float = 300.0) -> None:
         self.client = client
         self.worker_timeout = worker_timeout
-        self._broadcast = Broadcast(client)
+        self._broadcast = Broadcast(client, self._workers)
         self._homes: dict[int, tuple[str, ...]] = {}
         self._anchors: dict[str, Future[Any]] = {}
 
@@ -107,7 +108,7 @@ class DaskExecutor(Executor):
                 indices = dict(zip(leaves, todo, strict=True))
                 for key in self._as_finished(futures):
                     index = indices[key]
-                    results[index] = futures[key].result()
+                    results[index] = self._result(futures[key])
                     futures.pop(key).release()
                     if on_result is not None:
                         on_result(index, results[index])
@@ -146,7 +147,7 @@ class DaskExecutor(Executor):
                     report = progress.report
                 for _ in self._as_finished({root: futures[root]}, report):
                     pass
-                result: R = futures[root].result()
+                result: R = self._result(futures[root])
                 return result
             finally:
                 _release(futures)
@@ -159,8 +160,10 @@ class DaskExecutor(Executor):
     def everywhere(self, function: Callable[..., object], *arguments: Any) -> None:
         if self.client.status != "running":
             return  # a cluster that is gone has nothing left to be told
-        with suppress(OSError):
-            self.client.run(function, *arguments, on_error="ignore")
+        with suppress(OSError, TimeoutError):
+            self.client.sync(
+                self.client._run, function, *arguments, on_error="ignore", callback_timeout=TELL_SECONDS
+            )
 
     def memory_per_slot(self) -> int:
         workers = self.client.scheduler_info(n_workers=-1)["workers"].values()
@@ -228,6 +231,14 @@ class DaskExecutor(Executor):
                     f"the cluster lost work ({type(error).__name__}); it is submitted again", stacklevel=3
                 )
                 self._broadcast.close()
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                raise ClusterError(
+                    f"a disk that the workers of {self._address()} write to is full "
+                    f"({error.filename or error.strerror}): make room, or start workers with another "
+                    "--local-directory or more memory"
+                ) from error
 
     def _as_finished(
         self, futures: Mapping[str, Future[Any]], report: Callable[[], None] | None = None
@@ -247,6 +258,11 @@ class DaskExecutor(Executor):
             yield key
         if report is not None:
             report()
+
+    def _result(self, future: Future[Any]) -> Any:
+        """Fetch a result that is made; it is made again if it was lost since, as long as someone can."""
+        fetched = self.client.gather(future, asynchronous=True)
+        return wait_for(self.client, fetched, self._wait_for_workers)
 
     def _wait_for_workers(self) -> dict[str, int]:
         """Return the threads of all workers that take tasks, once there are some."""

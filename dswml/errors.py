@@ -6,6 +6,9 @@ catch it, and carries the exit code that the command line ends with.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 __all__ = [
     "ClusterError",
     "DataError",
@@ -15,6 +18,7 @@ __all__ = [
     "StoreExistsError",
     "StoreNotFoundError",
     "UsageError",
+    "telling",
 ]
 
 
@@ -58,3 +62,22 @@ class StoppedEarlyError(DswmlError):
     """The work stopped before its end and can be continued."""
 
     exit_code = 5
+
+
+@contextmanager
+def telling(what: str) -> Iterator[None]:
+    """Turn whatever a library raises about a file into a `DataError`: each has exceptions of its own.
+
+    Examples
+    --------
+    >>> with telling("a.json cannot be read"):
+    ...     raise KeyError("shape")
+    Traceback (most recent call last):
+    dswml.errors.DataError: a.json cannot be read (KeyError: 'shape')
+    """
+    try:
+        yield
+    except DswmlError:
+        raise
+    except Exception as error:
+        raise DataError(f"{what} ({' '.join(f'{type(error).__name__}: {error}'.split())})") from error

@@ -12,8 +12,8 @@ import numpy as np
 import zarr
 
 from dswml.arff import arff_rows, parse_label_names, read_arff_header
-from dswml.errors import DataError, UsageError
-from dswml.matrices import MatrixFile, MatrixRows, NpyFile, NpzFile, ZarrMatrix
+from dswml.errors import DataError, UsageError, telling
+from dswml.matrices import MatrixFile, MatrixRows, NpyFile, NpzFile, ZarrMatrix, check_room
 from dswml.rows import MAX_FEATURES, MAX_LABELS, SVMLIGHT, XMLREPO, LabelledRows
 from dswml.storage import absolute_url, filesystem
 from dswml.survey import RowSource
@@ -130,7 +130,8 @@ def prepare(
     if kind in ("npz", "npy"):
         return _prepare_matrices(place, kind, labels, dtype)
     if kind == "anndata":
-        return _prepare_anndata(place, labels, dtype, options)
+        with telling(f"{place} is damaged, or not what AnnData writes"):
+            return _prepare_anndata(place, labels, dtype, options)
     file = TextFile.open(place, options)
     if kind == "arff":
         return _prepare_arff(file, labels, dtype)
@@ -352,14 +353,12 @@ def _prepare_anndata(
     if "X" not in root:
         raise DataError(f"{place} has no X")
     x = ZarrMatrix(place, "X", options)
-    return _prepared_pair("anndata", x, y, dtype, (), _index_names(root, "var"), y.columns)
+    return _prepared_pair("anndata", x, y, dtype, (), _index_names(root, "var", x.shape[1]), y.columns)
 
 
 def _open_anndata(place: str, options: Mapping[str, Any]) -> zarr.Group:
-    try:
+    with telling(f"{place} cannot be opened as a Zarr group"):
         root = zarr.open_group(place, mode="r", storage_options=dict(options) or None)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{place} cannot be opened as a Zarr group: {error}") from error
     attrs = dict(root.attrs)
     if attrs.get("format") == "dswml-dataset":
         raise UsageError(f"{place} is a data set already: there is nothing to import")
@@ -368,7 +367,7 @@ def _open_anndata(place: str, options: Mapping[str, Any]) -> zarr.Group:
     return root
 
 
-def _index_names(root: zarr.Group, table: str) -> tuple[str, ...] | None:
+def _index_names(root: zarr.Group, table: str, n_features: int) -> tuple[str, ...] | None:
     """Return the index of one of AnnData's tables, if it is of strings."""
     group = root.get(table)
     if not isinstance(group, zarr.Group):
@@ -376,7 +375,8 @@ def _index_names(root: zarr.Group, table: str) -> tuple[str, ...] | None:
     index = group.get(str(group.attrs.get("_index")))
     if isinstance(index, zarr.Group):  # nullable strings, as AnnData 0.13 writes them: values and a mask
         index = index.get("values")
-    if not isinstance(index, zarr.Array):
+    if not isinstance(index, zarr.Array) or index.shape != (n_features,):
         return None
+    check_room(index.nbytes, f"the names in {table} of {root.store}")
     values: Sequence[Any] = np.asarray(index[:]).tolist()
     return tuple(values) if all(isinstance(value, str) for value in values) else None

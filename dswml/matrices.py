@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -16,19 +15,28 @@ import scipy.sparse as sp
 import zarr
 from numpy.typing import NDArray
 
-from dswml.errors import DataError, UsageError
+from dswml.errors import DataError, UsageError, telling
 from dswml.executor import available_memory
 from dswml.rows import MAX_FEATURES, MAX_LABELS, OnRead, RowBatch, largest_value
 from dswml.stored import CsrArray
 from dswml.validation import binary_rows, check_block
 
-__all__ = ["MatrixFile", "MatrixRows", "NpyFile", "NpzFile", "ZarrMatrix"]
+__all__ = ["MatrixFile", "MatrixRows", "NpyFile", "NpzFile", "ZarrMatrix", "check_room"]
 
 #: Bytes of X that are checked and copied at once.
 BATCH_BYTES = 4 * 2**20
+#: Tasks that an import is cut into at most: 32 TB at the default size.
+MAX_SPANS = 10**6
 
 Rows = NDArray[Any] | CsrArray
 ReadRows = Callable[[int, int], Rows]
+
+
+def check_room(n_bytes: int, what: str, max_bytes: int | None = None) -> None:
+    """Refuse what would take more than a quarter of the memory, or more than it may."""
+    allowed = available_memory() // 4 if max_bytes is None else max_bytes
+    if n_bytes > allowed:
+        raise DataError(f"{what} takes {n_bytes} bytes, more than {allowed} allowed")
 
 
 class MatrixFile(ABC):
@@ -71,10 +79,8 @@ class NpyFile(MatrixFile):
 
     @cached_property
     def _mapped(self) -> NDArray[Any]:
-        try:
+        with telling(f"{self.place} cannot be read as a NumPy array of numbers"):
             array: NDArray[Any] = np.load(self.place, mmap_mode="r", allow_pickle=False)
-        except (ValueError, OSError, EOFError, MemoryError) as error:
-            raise DataError(f"{self.place} cannot be read as a NumPy array of numbers: {error}") from error
         if array.ndim != 2 or array.dtype.kind not in "fiub":
             raise DataError(
                 f"{self.place} holds {array.dtype} of shape {array.shape}: a matrix of numbers must be there"
@@ -119,7 +125,7 @@ class NpzFile(MatrixFile):
             shape = self._member(archive, "shape", 1024)
             if shape.shape != (2,) or shape.dtype.kind not in "iu" or shape.min() < 0:
                 raise DataError(f"the shape in {self.place} is {shape.tolist()}: two counts must be there")
-            indptr = self._member(archive, "indptr", available_memory() // 4)
+            indptr = self._member(archive, "indptr")
             if indptr.shape != (int(shape[0]) + 1,) or indptr.dtype.kind not in "iu":
                 raise DataError(f"{self.place} has {indptr.size} row starts for {shape[0]} rows")
         starts = indptr.astype(np.int64)
@@ -137,13 +143,11 @@ class NpzFile(MatrixFile):
 
     @contextmanager
     def _archive(self) -> Iterator[zipfile.ZipFile]:
-        try:
-            with zipfile.ZipFile(self.place) as archive:
-                yield archive
-        except (zipfile.BadZipFile, zlib.error, EOFError, OSError, KeyError, NotImplementedError) as error:
-            raise DataError(
-                f"{self.place} cannot be read as a sparse matrix saved by SciPy: {error}"
-            ) from error
+        with (
+            telling(f"{self.place} cannot be read as a sparse matrix saved by SciPy"),
+            zipfile.ZipFile(self.place) as archive,
+        ):
+            yield archive
 
     def _header(self, stream: IO[bytes], name: str) -> tuple[tuple[int, ...], np.dtype[Any]]:
         try:
@@ -158,14 +162,11 @@ class NpzFile(MatrixFile):
             raise DataError(f"{name} in {self.place} holds objects: only numbers are read")
         return shape, dtype
 
-    def _member(self, archive: zipfile.ZipFile, name: str, max_bytes: int) -> NDArray[Any]:
+    def _member(self, archive: zipfile.ZipFile, name: str, max_bytes: int | None = None) -> NDArray[Any]:
         with archive.open(f"{name}.npy") as stream:
             shape, dtype = self._header(stream, name)
             n_bytes = int(np.prod(shape, dtype=object)) * dtype.itemsize
-            if n_bytes > max_bytes:
-                raise DataError(
-                    f"{name} in {self.place} takes {n_bytes} bytes, more than {max_bytes} allowed"
-                )
+            check_room(n_bytes, f"{name} in {self.place}", max_bytes)
             return np.frombuffer(self._read(stream, n_bytes, name), dtype=dtype).reshape(shape)
 
     def _read(self, stream: IO[bytes], n_bytes: int, name: str) -> bytes:
@@ -193,6 +194,7 @@ class NpzFile(MatrixFile):
                     raise UsageError(f"rows of {self.place} are read in order: {at}, not {start}, comes next")
                 at = stop
                 count = int(starts[stop] - starts[start])
+                check_room(16 * count, f"rows [{start}, {stop}) of {self.place}")
                 data, indices = (
                     np.frombuffer(self._read(stream, count * dtype.itemsize, name), dtype=dtype)
                     for name, stream, dtype in streams
@@ -220,12 +222,10 @@ class ZarrMatrix(MatrixFile):
 
     @cached_property
     def _node(self) -> zarr.Group | zarr.Array[Any]:
-        try:
+        with telling(f"{self.place} cannot be opened as a Zarr array or group"):
             return zarr.open(
                 self.url, path=self.path, mode="r", storage_options=dict(self.storage_options) or None
             )
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{self.place} cannot be opened as a Zarr array or group: {error}") from error
 
     @property
     def kind(self) -> str:
@@ -283,7 +283,7 @@ class ZarrMatrix(MatrixFile):
         yield self._read
 
     def _read(self, start: int, stop: int) -> Rows:
-        try:
+        with telling(f"rows [{start}, {stop}) of {self.place} cannot be read"):
             if isinstance(self._node, zarr.Array):
                 return np.asarray(self._node[start:stop])
             if self.kind == "dataframe":
@@ -298,10 +298,6 @@ class ZarrMatrix(MatrixFile):
                 )
             data, indices = (np.asarray(self._part(name)[first:last]) for name in ("data", "indices"))
             return self._csr(data, indices, indptr, start)
-        except (OSError, ValueError, RuntimeError) as error:
-            if isinstance(error, DataError):
-                raise
-            raise DataError(f"rows [{start}, {stop}) of {self.place} cannot be read: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -331,6 +327,9 @@ class MatrixRows:
                 f"{self.x.place} has {n_features} features and {self.y.place} {n_labels} labels: "
                 f"more than {MAX_FEATURES} or {MAX_LABELS} cannot be imported"
             )
+        for file in (self.x, self.y):
+            if file.nnz is None:
+                check_room(8 * file.shape[1], f"a row of {file.place}")
 
     @property
     def url(self) -> str:
@@ -355,6 +354,8 @@ class MatrixRows:
         if self.sequential or n_rows == 0:
             return ((0, n_rows),)
         step = self.positions(segment_bytes)
+        if n_rows > MAX_SPANS * step:
+            raise DataError(f"{self.x.place} claims {n_rows} rows, more than can be imported at once")
         return tuple((start, min(start + step, n_rows)) for start in range(0, n_rows, step))
 
     def batches(

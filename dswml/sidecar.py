@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from zarr.core.buffer import default_buffer_prototype
 from zarr.core.sync import sync
 
-from dswml.errors import DataError
+from dswml.errors import DataError, telling
 
 __all__ = ["Sidecar"]
 
@@ -57,7 +57,8 @@ class Sidecar:
         value = sync(self._store.get(key, self._prototype))
         if value is None:
             raise DataError(f"{key} is missing from {self._store}: begin the store again")
-        values: NDArray[Any] = np.load(io.BytesIO(value.to_bytes()), allow_pickle=False)
+        with telling(f"{key} in {self._store} is damaged: begin the store again"):
+            values: NDArray[Any] = np.load(io.BytesIO(value.to_bytes()), allow_pickle=False)
         return values
 
     def clear(self) -> None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -24,7 +23,7 @@ from zarr.core.sync import sync
 from zarr.errors import ContainsArrayError
 from zarr.storage import FsspecStore, LocalStore, WrapperStore
 
-from dswml.errors import DataError, DswmlError, StoreExistsError, StoreNotFoundError, UsageError
+from dswml.errors import DataError, StoreExistsError, StoreNotFoundError, UsageError, telling
 
 __all__ = [
     "CSR_INDICES",
@@ -153,22 +152,11 @@ def _zarr_store(url: str, storage_options: StorageOptions | None, *, read_only: 
     return FsspecStore.from_url(url, dict(storage_options or {}), read_only=read_only)
 
 
-@contextlib.contextmanager
-def _reaching(url: str) -> Iterator[None]:
-    """Turn the failures of file systems, each of which has exceptions of its own, into one of ours."""
-    try:
-        yield
-    except DswmlError:
-        raise
-    except Exception as error:
-        raise DataError(f"{url} cannot be reached: {type(error).__name__}: {error}") from error
-
-
 def store_exists(url: str | os.PathLike[str], storage_options: StorageOptions | None = None) -> bool:
     """Tell whether there is anything at all at the place; an empty directory is nothing."""
     url = absolute_url(url)
     fs, path = filesystem(url, storage_options)
-    with _reaching(url):
+    with telling(f"{url} cannot be reached"):
         fs.invalidate_cache()
         return bool(fs.exists(path) and (fs.isfile(path) or fs.ls(path, detail=False)))
 
@@ -184,7 +172,7 @@ def remove_store(url: str | os.PathLike[str], storage_options: StorageOptions | 
         return
     fs, path = filesystem(url, storage_options)
     root = f"{path}/{_ROOT}"
-    with _reaching(url):
+    with telling(f"{url} cannot be reached"):
         if not fs.exists(root):
             raise StoreExistsError(
                 f"{url} exists and is not a Zarr store: it is not deleted; choose another place"
@@ -235,7 +223,7 @@ def open_group(
     if mode == "r+" and not store_exists(url, storage_options):
         raise StoreNotFoundError(f"there is no store at {url}")
     store = _zarr_store(url, storage_options, read_only=mode == "r")
-    with _reaching(url):
+    with telling(f"{url} cannot be reached"):
         try:
             if mode == "w":
                 return zarr.create_group(store, zarr_format=3)
@@ -259,7 +247,7 @@ def open_node(
     url = absolute_url(url)
     if not store_exists(url, storage_options):
         raise StoreNotFoundError(f"there is no store at {url}")
-    with _reaching(url):
+    with telling(f"{url} cannot be reached"):
         try:
             return zarr.open(_zarr_store(url, storage_options, read_only=True), mode="r")
         except (ValueError, KeyError, TypeError, FileNotFoundError) as error:
@@ -280,6 +268,11 @@ def read_array(array: zarr.Array[Any], start: int, stop: int, *, store: str) -> 
         return values
     except (_ChunkMissing, ValueError, RuntimeError, OSError) as error:
         raise DataError(_damage(array, start, stop, store, error)) from error
+    except (MemoryError, OverflowError) as error:
+        raise DataError(
+            f"array {array.name.strip('/')} in {store} has shape {array.shape}, and there is no memory for "
+            f"[{start}, {stop}) of it"
+        ) from error
 
 
 def _damage(array: zarr.Array[Any], start: int, stop: int, store: str, error: Exception) -> str:
@@ -368,11 +361,12 @@ def write_names(group: zarr.Group, key: str, names: Sequence[str]) -> None:
 
 def read_names(group: zarr.Group, key: str) -> tuple[str, ...] | None:
     """Return the names stored by `write_names`, or None if there are none."""
-    if key not in group:
-        return None
-    array = group[key]
     store = str(group.store).removeprefix("file://")
-    if not isinstance(array, zarr.Array) or array.dtype != np.uint8:
+    with telling(f"{key} in {store} has damaged metadata"):
+        array = group.get(key)
+    if array is None:
+        return None
+    if not isinstance(array, zarr.Array) or array.dtype != np.uint8 or array.ndim != 1:
         raise DataError(f"{key} in {store} is not an array of names")
     text = read_array(array, 0, array.shape[0], store=store).tobytes()
     try:

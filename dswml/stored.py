@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -22,6 +23,7 @@ from dswml.csr import CsrArray, CsrGroup, member_array
 from dswml.errors import DataError, UsageError
 from dswml.executor import Executor
 from dswml.format import check_attributes
+from dswml.layout import MAX_FILES
 from dswml.storage import (
     absolute_url,
     chunk_checksums,
@@ -48,6 +50,10 @@ _FACTS = (
     "k_hat",
     "normalize",
 )
+
+
+#: Chunks (or shards) of an array beyond which a store is refused; a hundred times what the writer makes.
+MAX_CHUNKS = 100 * MAX_FILES
 
 
 class Dataset(ABC):
@@ -208,6 +214,8 @@ class _Opened:
     @cached_property
     def label_counts(self) -> NDArray[np.int64]:
         array = member_array(self.group, "label_counts", self.url)
+        if array.shape != (self.attrs["n_labels"],) or array.dtype != np.int64:
+            raise DataError(f"array label_counts in {self.url} holds {array.dtype} of shape {array.shape}")
         counts = read_array(array, 0, array.shape[0], store=self.url)
         counts.flags.writeable = False
         return counts
@@ -275,7 +283,12 @@ def _open_store(url: str, options: str) -> _Opened:
         if x.shape != (n_rows, n_features):
             raise DataError(f"array X in {url} has shape {x.shape} where {(n_rows, n_features)} must be")
     y = CsrGroup.open(group, "Y", n_rows, n_labels, url, attrs["nnz_y"])
-    return _Opened(url, attrs, group, x, y)
+    opened = _Opened(url, attrs, group, x, y)
+    for array in opened.arrays:
+        pieces = zip(array.shape, array.shards or array.chunks, strict=True)
+        if math.prod(-(-length // piece) for length, piece in pieces) > MAX_CHUNKS:
+            raise DataError(f"array {array.name.strip('/')} in {url} claims more than {MAX_CHUNKS} chunks")
+    return opened
 
 
 class StoredDataset(Dataset):

@@ -297,7 +297,7 @@ def test_a_call_is_one_message_of_small_tasks_a_block_and_a_node_each(
 
 
 def test_shared_values_are_sent_once_a_key(client: Client, cluster: LocalCluster) -> None:
-    broadcast = Broadcast(client)
+    broadcast = Broadcast(client, client.nthreads)
     shared = [Shared("a", 1), Shared("b", 2)]
     first = broadcast.send_once(shared)
     assert [future.result() for future in first] == [[1], [2]]
@@ -313,7 +313,7 @@ def test_shared_values_are_sent_once_a_key(client: Client, cluster: LocalCluster
 
 
 def test_values_that_come_one_by_one_are_a_few_bundles(threads_client: Client) -> None:
-    broadcast = Broadcast(threads_client)
+    broadcast = Broadcast(threads_client, threads_client.nthreads)
     shared: list[Shared] = []
     sent: set[str] = set()
     for number in range(BUNDLE**2 // 2 + 3):
@@ -501,6 +501,37 @@ def test_a_task_that_always_dies_ends_in_one_sentence(executor: DaskExecutor) ->
     assert executor.map(number, range(4), 1) == [1, 2, 3, 4], "the cluster is as good as before"
 
 
+class DeadlyToFetch:
+    """A result that takes its worker with it when it is asked for."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        os._exit(1)
+
+
+def deadly(item: int, payload: Any) -> DeadlyToFetch:
+    return DeadlyToFetch()
+
+
+def first(results: list[Any]) -> Any:
+    return results[0]
+
+
+@again
+def test_a_worker_that_is_lost_while_a_value_is_sent_to_it_holds_nobody_up() -> None:
+    """It is stopped first, so that the scheduler waits for it."""
+    with running(start(2)) as executor:
+        assert executor.map(number, range(4), 1) == [1, 2, 3, 4]
+        pid = pids(executor.client.cluster)[0]
+        os.kill(pid, signal.SIGSTOP)
+        timer = threading.Timer(1, os.kill, (pid, signal.SIGKILL))
+        timer.start()
+        begin = time.monotonic()
+        for _ in range(2):
+            assert executor.map(number, range(4), 1) == [1, 2, 3, 4]
+        assert time.monotonic() - begin < 25, "the scheduler tries for 30 s to connect to the worker"
+        timer.join()
+
+
 def test_a_cluster_without_workers_is_told_after_the_time_given() -> None:
     with running(start(0), worker_timeout=0.5) as executor:
         assert executor.n_slots == 1
@@ -542,6 +573,22 @@ def far_cluster(tmp_path: Path) -> Iterator[tuple[str, psutil.Popen]]:
         for process in reversed(processes):
             process.kill()
             process.wait()
+
+
+@again
+@pytest.mark.slow
+def test_a_result_that_is_lost_with_the_last_worker_is_not_waited_for_in_vain(
+    far_cluster: tuple[str, psutil.Popen],
+) -> None:
+    with (
+        Client(scheduler_file=far_cluster[0], set_as_default=False, timeout=60) as client,
+        DaskExecutor(client, worker_timeout=1) as executor,
+    ):
+        client.wait_for_workers(1, timeout=60)
+        begin = time.monotonic()
+        with pytest.raises(ClusterError, match="has had no worker for 1 s"):
+            executor.reduce(deadly, first, [1])
+        assert time.monotonic() - begin < 60
 
 
 def test_a_scheduler_that_dies_in_the_middle_of_a_call_is_told_within_seconds(
