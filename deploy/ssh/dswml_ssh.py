@@ -31,7 +31,9 @@ if __name__ == "__main__":
         cert, key = (os.path.abspath(os.path.join(options.tls, name)) for name in ("cert.pem", "key.pem"))
         dask.config.set({"distributed.comm.require-encryption": True, "distributed.comm.tls.ca-file": cert})
         for role in ("scheduler", "worker", "client"):
-            dask.config.set({f"distributed.comm.tls.{role}.cert": cert, f"distributed.comm.tls.{role}.key": key})
+            dask.config.set(
+                {f"distributed.comm.tls.{role}.cert": cert, f"distributed.comm.tls.{role}.key": key}
+            )
         verb += ["--tls-ca", cert, "--tls-cert", cert, "--tls-key", key, "--require-tls"]
         scheme = "tls"
     with SSHCluster(
