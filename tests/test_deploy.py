@@ -199,8 +199,8 @@ def test_hosts_train_that_are_reached_by_ssh(tmp_path: Path) -> None:
     with sshd(tmp_path) as environment:
         for store, code in (("data.zarr", 0), ("nothing.zarr", 3)):
             verb = ["train", store, "--model", "model.zarr", "--radius", "20"]
-            command = [sys.executable, DEPLOY / "ssh" / "dswml_ssh.py", *hosts, "--", *verb]
-            told = run(*command, cwd=tmp_path, env=environment)
+            script = DEPLOY / "ssh" / "dswml_ssh.py"
+            told = run(sys.executable, script, *hosts, "--", *verb, cwd=tmp_path, env=environment)
             assert told.returncode == code, told.stderr
             assert "tls://" in told.stderr
             assert "tcp://" not in told.stderr
