@@ -198,7 +198,7 @@ def test_hosts_train_that_are_reached_by_ssh(tmp_path: Path) -> None:
     hosts = [*("--tls", "."), *[LOOPBACK] * 3]
     with sshd(tmp_path) as environment:
         for store, code in (("data.zarr", 0), ("nothing.zarr", 3)):
-            verb = ["train", store, "--model", "model.zarr", "--radius", "20"]
+            verb = ["train", store, "--model", "model.zarr", "--radius", "20", "--overwrite"]
             script = DEPLOY / "ssh" / "dswml_ssh.py"
             told = run(sys.executable, script, *hosts, "--", *verb, cwd=tmp_path, env=environment)
             assert told.returncode == code, told.stderr
