@@ -244,9 +244,7 @@ def test_pods_are_bounded_unprivileged_and_show_certificates(pod: dict[str, Any]
 
 
 @pytest.mark.parametrize("pod", [pytest.param(pod, id=name) for name, pod in pods()])
-def test_arguments_of_the_pods_are_understood(
-    pod: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_arguments_of_the_pods_are_understood(pod: dict[str, Any], tmp_path: Path) -> None:
     for kind in ("crt", "key"):
         (tmp_path / f"tls.{kind}").touch()
     understood([arg.replace("/tls/", f"{tmp_path}/") for arg in pod["containers"][0]["args"]])
