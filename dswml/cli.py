@@ -132,7 +132,7 @@ def _storage_options(
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not key or not equals:
-            raise UsageError(f"the storage option {pair!r} is not of the form KEY=VALUE")
+            raise UsageError("a storage option (-o) is not of the form KEY=VALUE")  # it may hold a secret
         try:
             options[key] = json.loads(value)
         except ValueError:

@@ -419,8 +419,8 @@ def test_no_small_file_takes_much_memory(tmp_path: Path) -> None:
         assert len(bomb) < 10 * 2**20
         (tmp_path / f"bomb.{pack}").write_bytes(bomb)
         case("is longer than 16 MiB", "import", f"bomb.{pack}", f"{pack}.zarr")
-    packed = PACKERS["gz"](b"@relation r\n") + 20 * PACKERS["gz"](10**6 * b"@attribute a real\n")
-    (tmp_path / "header.arff").write_bytes(packed)
+    declared = PACKERS["gz"](b"@relation r\n") + 20 * PACKERS["gz"](10**6 * b"@attribute a real\n")
+    (tmp_path / "header.arff").write_bytes(declared)
     case("declares the attribute 'a' twice", "import", "header.arff", "header.zarr")
 
     make_npy(tmp_path)

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import pickle
-import socket
-import subprocess
-import sys
-import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +14,7 @@ import pytest
 import scipy.sparse as sp
 from distributed import Client
 from numpy.typing import NDArray
+from s3_cases import free_port, s3_server
 
 from dswml import Checkpoints, SparseWeightedClassifier
 from dswml.dask_executor import DaskExecutor
@@ -51,38 +47,11 @@ def dense(rows: Any) -> NDArray[Any]:
     return rows.toarray() if sp.issparse(rows) else np.asarray(rows)
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def s3_options(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
     """Storage options of an S3 server on loopback."""
-    port = free_port()
-    log = tmp_path_factory.mktemp("moto") / "log"
-    with open(log, "w") as file:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-            stdout=file,
-            stderr=file,
-            env={**os.environ, "AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret"},
-        )
-    try:
-        deadline = time.monotonic() + 60
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", port), timeout=1).close()
-                break
-            except OSError:
-                if server.poll() is not None or time.monotonic() > deadline:
-                    pytest.fail(f"the S3 server did not start: {log.read_text()}")
-                time.sleep(0.1)
-        yield {"endpoint_url": f"http://127.0.0.1:{port}", "key": "key", "secret": "secret"}
-    finally:
-        server.terminate()
-        server.wait()
+    with s3_server(tmp_path_factory.mktemp("moto")) as address:
+        yield {"endpoint_url": address, "key": "key", "secret": "secret"}
 
 
 @pytest.fixture(params=["s3", "memory"])
