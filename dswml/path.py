@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from . import oracle
 from .corrective import Quadratic, solve
-from .frank_wolfe import INNER_SHARE, MAX_BLOCK, MIN_BLOCK
+from .frank_wolfe import INNER_SHARE, MAX_BLOCK, MIN_BLOCK, OBJECTIVE_FLOOR
 from .problem import Problem
 from .sweep import Partial, Sweep
 
@@ -62,6 +62,8 @@ class Path:
         self.problem, self.cap, self.window, self.tol = problem, cap, window, tol
         self.points = [Point(radius, problem.n_labels) for radius in radii]
         self.open: list[Point] = []
+        at_zero = (1 - problem.p0) * float(problem.label_counts.sum()) / problem.n_rows
+        self.floor = max(OBJECTIVE_FLOOR * at_zero, np.finfo(float).tiny)
 
     @property
     def unsolved(self) -> list[Point]:
@@ -93,7 +95,7 @@ class Path:
             found = {"loss": sums[f"loss {number}"], "slope": sums[f"slope {number}"]}
             point.objective, slope = problem.value_and_slope(point.mt, found)
             point.gap = max(slope + point.radius * float(values[0]), 0.0)
-            point.relative_gap = point.gap / max(point.objective, np.finfo(float).tiny)
+            point.relative_gap = point.gap / max(point.objective, self.floor)
             if point.relative_gap <= self.tol:
                 point.settle(problem.basis)
             else:
@@ -125,7 +127,7 @@ class Path:
         problem = self.problem
         left = [point for point in self.open if not point.solved]
         for points in (self.open, left[:1]):
-            full = problem.rank + MIN_BLOCK > min(self.cap, problem.n_features)
+            full = self.cap < problem.n_features and problem.rank + MIN_BLOCK > self.cap
             used = [self.on_basis(point) for point in points]
             if not used or (points is not self.open and not full):
                 return
@@ -163,7 +165,7 @@ class Path:
                 quadratic,
                 self.on_basis(like),
                 point.radius,
-                max(tol, 0.3 * self.tol * point.objective),
+                max(tol, 0.3 * self.tol * max(point.objective, self.floor)),
                 curvature=like.curvature,
             )
             point.mt, point.curvature = corrected.mt, corrected.curvature

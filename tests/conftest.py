@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -18,6 +19,9 @@ _CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # The processes that share the tests ignore Ctrl-C, and so would the commands that tests interrupt.
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     # On a busy machine distributed's first attempt to connect fails, and its socket is left to the collector.
     config.addinivalue_line(
         "filterwarnings",
@@ -55,11 +59,11 @@ def real_set(real_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Calla
     return imported
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def dask_client() -> Iterator[Client]:
     """A client of two worker processes on loopback."""
     with (
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None, host="127.0.0.1") as cluster,
-        Client(cluster) as client,
+        Client(cluster, set_as_default=False) as client,
     ):
         yield client

@@ -141,7 +141,7 @@ def test_a_job_that_fails_leaves_with_its_exit_code_and_tells_no_secret(
     job = json.loads(handed.stdout)["id"]
     told = command("result", job, "--wait")
     assert told.exit_code == 3
-    assert "X/c/2/0 is missing" in told.stderr
+    assert "chunk 2 of array X" in told.stderr
     assert command("status", job, "--follow").exit_code == 3
     assert "failed" in command("status", job).stdout
 
