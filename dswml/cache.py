@@ -9,8 +9,11 @@ what finds no room is not kept.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakSet
 
 import psutil
 from distributed import Status, Worker
@@ -23,17 +26,19 @@ __all__ = [
     "FEATURES_SHARE",
     "WORKER_SHARE",
     "BlockCache",
+    "ReadAhead",
     "check_room",
     "forget_run",
     "process_cache",
+    "read_ahead",
     "task_nbytes",
 ]
 
 #: Share of a worker's memory limit that is filled, with its code, the blocks in hand and the cache; at
 #: 60 % Dask begins to move results to disk, at 80 % the worker is paused.
 WORKER_SHARE = 0.55
-#: Row blocks that a thread has in memory while it reads one: the rows, the chunks they come in, Z.
-BLOCKS_IN_HAND = 3
+#: Row blocks that a thread has in memory at a time: the rows, those read ahead and their chunks, Z.
+BLOCKS_IN_HAND = 4
 #: Share of the free memory that is kept in a process that is no worker.
 FREE_SHARE = 0.4
 #: Share of the cache that X may take, so that the smaller and more useful rest always finds room.
@@ -101,7 +106,55 @@ class _Run:
     nbytes: int = 0
 
 
+class ReadAhead:
+    """Reads what the threads of this process will ask for next while they work, one value a thread at most.
+
+    Examples
+    --------
+    >>> ahead = ReadAhead()
+    >>> ahead.start(("run", 1), lambda: "rows")
+    >>> ahead.take(("run", 1), lambda: "rows, read now"), ahead.take(("run", 1), lambda: "rows, read now")
+    ('rows', 'rows, read now')
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads: WeakSet[threading.Thread] = WeakSet()
+        self._values: dict[tuple[str, int], Future[Any]] = {}
+
+    def start(self, key: tuple[str, int], read: Callable[[], Any]) -> None:
+        """Begin to read on a thread of its own; what nobody has come for is dropped, oldest first."""
+        future: Future[Any] = Future()
+
+        def run() -> None:
+            try:
+                value = read()
+            except BaseException as error:
+                future.set_exception(error)
+            else:
+                future.set_result(value)
+
+        with self._lock:
+            self._threads.add(threading.current_thread())
+            self._values[key] = future
+            while len(self._values) > len(self._threads):
+                del self._values[next(iter(self._values))]
+        threading.Thread(target=run, name="dswml-read-ahead", daemon=True).start()
+
+    def take(self, key: tuple[str, int], read: Callable[[], Any]) -> Any:
+        """Return what was read ahead, whichever thread began it, or read it now."""
+        with self._lock:
+            future = self._values.pop(key, None)
+        return read() if future is None else future.result()
+
+    def forget(self, run: str) -> None:
+        """Drop what was read ahead for a run."""
+        with self._lock:
+            self._values = {key: value for key, value in self._values.items() if key[0] != run}
+
+
 _lock = threading.Lock()
+_ahead = ReadAhead()
 _cache: BlockCache | None = None
 
 
@@ -111,7 +164,7 @@ def task_nbytes(block_nbytes: int, result_nbytes: int = 0) -> int:
     Examples
     --------
     >>> task_nbytes(64 * 2**20, 32 * 2**20) // 2**20
-    480
+    544
     """
     return BLOCKS_IN_HAND * block_nbytes + (ARITY + 1) * result_nbytes
 
@@ -149,8 +202,14 @@ def process_cache() -> BlockCache:
         return _cache
 
 
+def read_ahead() -> ReadAhead:
+    """Return what this process reads ahead."""
+    return _ahead
+
+
 def forget_run(run: str) -> None:
     """Drop everything that this process keeps for a run, if it keeps anything."""
+    _ahead.forget(run)
     with _lock:
         cache = _cache
     if cache is not None:

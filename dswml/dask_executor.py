@@ -12,15 +12,16 @@ import time
 import uuid
 import warnings
 from array import array
+from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
 import dask
 from dask._task_spec import Task, TaskRef
 from dask.utils import funcname
-from distributed import Client, Future
+from distributed import Client, Future, get_worker
 from distributed.client import FutureCancelledError, FuturesCancelledError
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import KilledWorker
@@ -35,6 +36,7 @@ from .executor import (
     OnResult,
     Shared,
     available_memory,
+    expecting,
     lend,
     needs_of,
     one_blas_thread,
@@ -102,8 +104,10 @@ class DaskExecutor(Executor):
             workers = self._wait_for_workers()
             sent = self._broadcast.send(payload)
             graph: dict[str, Task] = {}
-            leaves = _add_leaves(graph, function, [items[index] for index in todo], [sent], [payload])
-            futures = self._submit(graph, leaves, leaves, workers)
+            homes = self._place(len(todo), workers)
+            chosen = [items[index] for index in todo]
+            leaves = _add_leaves(graph, function, chosen, [sent], [payload], _following(homes, workers))
+            futures = self._submit(graph, leaves, leaves, homes)
             try:
                 indices = dict(zip(leaves, todo, strict=True))
                 for key in self._as_finished(futures):
@@ -134,10 +138,11 @@ class DaskExecutor(Executor):
             workers = self._wait_for_workers()
             sent = [self._broadcast.send(payload), *self._broadcast.send_once(shared)]
             graph: dict[str, Task] = {}
-            leaves = _add_leaves(graph, function, items, sent, values)
+            homes = self._place(len(items), workers)
+            leaves = _add_leaves(graph, function, items, sent, values, _following(homes, workers))
             root = _add_tree(graph, combine, leaves)
             wanted = [root] if on_result is None else [root, *leaves]
-            futures = self._submit(graph, leaves, wanted, workers)
+            futures = self._submit(graph, leaves, wanted, homes)
             try:
                 report = None
                 if on_result is not None:
@@ -175,25 +180,33 @@ class DaskExecutor(Executor):
 
     # Submitting
 
-    def _submit(
-        self, graph: dict[str, Task], leaves: list[str], wanted: list[str], workers: Mapping[str, int]
-    ) -> dict[str, Future[Any]]:
-        """Submit all tasks in one message, every leaf to the worker that it went to before."""
-        self._anchor(graph)
-        count = len(leaves)
+    def _place(self, count: int, workers: Mapping[str, int]) -> tuple[str, ...]:
+        """Return the worker of every leaf: the one that it went to before."""
         homes = self._homes[count] = place(count, workers, self._homes.get(count, ()))
-        names = sorted(workers)
+        return homes
+
+    def _submit(
+        self, graph: dict[str, Task], leaves: list[str], wanted: list[str], homes: Sequence[str]
+    ) -> dict[str, Future[Any]]:
+        """Submit all tasks in one message, every leaf to its worker."""
+        self._anchor(graph)
+        names = sorted(set(homes))
         numbers = {name: number for number, name in enumerate(names)}
         places = array("I", (numbers[home] for home in homes))
         prefix = leaves[0].rpartition("-")[0] if leaves else ""
 
-        # The scheduler keeps this function for its last hundred graphs: so it holds little.
+        # The scheduler keeps these functions for its last hundred graphs: so they hold little.
         def home(key: str) -> list[str]:
             begin, _, number = key.rpartition("-")
             return [names[places[int(number)]]] if begin == prefix else []
 
-        bound = not any(graph[leaf].args[2] for leaf in leaves)  # else they go where their results are
-        with dask.annotate(workers=home, allow_other_workers=True) if bound else nullcontext():
+        def order(key: str) -> int:
+            begin, _, number = key.rpartition("-")
+            return -int(number) - 1 if begin == prefix else 0
+
+        bound = not any(graph[leaf].args[3] for leaf in leaves)  # else they go where their results are
+        where = {"workers": home, "allow_other_workers": True} if bound else {}
+        with dask.annotate(priority=order, **where):
             futures: list[Future[Any]] = self.client.get(graph, wanted, sync=False)
         return dict(zip(wanted, futures, strict=True))
 
@@ -332,15 +345,31 @@ def _add_leaves(
     items: Sequence[Any],
     sent: Sequence[Future[Any]],
     values: Sequence[Any],
+    following: Sequence[tuple[str, int] | None],
 ) -> list[str]:
     """Add a task an item; what an item needs of the results that the cluster holds comes with it."""
     name = f"{funcname(function)}-{uuid.uuid4().hex}"
     arguments = [TaskRef(future.key) for future in sent]
     leaves = [f"{name}-{index}" for index in range(len(items))]
-    for key, item in zip(leaves, items, strict=True):
+    for key, item, after in zip(leaves, items, following, strict=True):
         lent = needs_of(values, item)
-        graph[key] = Task(key, _call, function, item, lent, *(TaskRef(each) for each in lent), *arguments)
+        then = None if after is None else (after[0], items[after[1]])
+        graph[key] = Task(
+            key, _call, function, item, then, lent, *(TaskRef(each) for each in lent), *arguments
+        )
     return leaves
+
+
+def _following(homes: Sequence[str], workers: Mapping[str, int]) -> list[tuple[str, int] | None]:
+    """For every leaf its worker and the number of the leaf that the same thread there will get next."""
+    following: list[tuple[str, int] | None] = [None] * len(homes)
+    queues: dict[str, deque[int]] = {}
+    for index, home in enumerate(homes):
+        queue = queues.setdefault(home, deque())
+        if len(queue) == workers[home]:
+            following[queue.popleft()] = (home, index)
+        queue.append(index)
+    return following
 
 
 def _add_tree(graph: dict[str, Task], combine: Combine[Any], leaves: list[str]) -> str:
@@ -382,9 +411,17 @@ def _release(futures: Mapping[str, Future[Any]]) -> None:
         future.release()
 
 
-def _call(function: Function[R], item: Any, lent: Sequence[Hashable], *values: Any) -> R:
+def _call(
+    function: Function[R],
+    item: Any,
+    following: tuple[str, Any] | None,
+    lent: Sequence[Hashable],
+    *values: Any,
+) -> R:
     results, (payload, *bundles) = values[: len(lent)], values[len(lent) :]
-    with one_blas_thread(), lend(dict(zip(lent, results, strict=True))):
+    # A task that another worker has taken over says nothing of what comes next there.
+    then = following[1] if following is not None and get_worker().address == following[0] else None
+    with one_blas_thread(), lend(dict(zip(lent, results, strict=True))), expecting(then):
         return function(item, payload, *(value for bundle in bundles for value in bundle))
 
 

@@ -29,6 +29,8 @@ __all__ = [
     "InProcessExecutor",
     "Shared",
     "available_memory",
+    "expecting",
+    "following_item",
     "lend",
     "lent_results",
     "needs_of",
@@ -173,6 +175,29 @@ def lent_results() -> Mapping[Hashable, Any] | None:
     return _lent.get(None)
 
 
+_following: ContextVar[Any] = ContextVar("following")
+
+
+@contextmanager
+def expecting(item: Any) -> Iterator[None]:
+    """Let the code below know, by `following_item`, which item this thread is likely to work on next."""
+    token = _following.set(item)
+    try:
+        yield
+    finally:
+        _following.reset(token)
+
+
+def following_item() -> Any:
+    """Return the item that comes after the current one on this thread, so far as is known, or None."""
+    return _following.get(None)
+
+
+def _call(function: Function[R], item: Any, following: Any, arguments: tuple[Any, ...]) -> R:
+    with expecting(following):
+        return function(item, *arguments)
+
+
 def _counted(results: Iterator[R], on_result: Callable[[int], None]) -> Iterator[R]:
     for number, result in enumerate(results, start=1):
         on_result(number)
@@ -251,27 +276,28 @@ class InProcessExecutor(Executor):
         on_result: OnResult[R] | None,
     ) -> Iterator[R]:
         """Yield results in order, with at most two items a thread under way."""
+        following = [*items[self.n_slots :], *[None] * self.n_slots]
         if len(items) == 1 or self.n_slots == 1:
             with one_blas_thread():
                 for index, item in enumerate(items):
-                    result = function(item, *arguments)
+                    result = _call(function, item, following[index], arguments)
                     if on_result is not None:
                         on_result(index, result)
                     yield result
             return
         pending: deque[Future[R]] = deque()
-        todo = iter(items)
+        todo = zip(items, following, strict=False)
         done = 0
         with one_blas_thread():
             try:
-                for item in todo:
-                    pending.append(self._pool.submit(function, item, *arguments))
+                for item, then in todo:
+                    pending.append(self._pool.submit(_call, function, item, then, arguments))
                     if len(pending) >= 2 * self.n_slots:
                         break
                 while pending:
                     result = pending.popleft().result()
-                    for item in todo:
-                        pending.append(self._pool.submit(function, item, *arguments))
+                    for item, then in todo:
+                        pending.append(self._pool.submit(_call, function, item, then, arguments))
                         break
                     if on_result is not None:
                         on_result(done, result)

@@ -12,8 +12,9 @@ import scipy.sparse as sp
 
 from . import kernels
 from .blocks import RowBlock
-from .cache import process_cache
+from .cache import process_cache, read_ahead
 from .errors import DataError
+from .executor import following_item
 from .folds import Fold
 
 __all__ = ["BlockSource", "Features", "RowReader", "prepare"]
@@ -184,8 +185,10 @@ class BlockSource:
         if kept is not None:
             features: Features = kept
             return features
-        matrix = prepare(self.data.read_x(block.start, block.stop), self.normalize, self.intercept)
-        features = Features(matrix, np.dtype(self.dtype))
+        features = read_ahead().take((self.run, block.index), lambda: self._read(block))
+        following = following_item()
+        if isinstance(following, RowBlock) and self._takes_time(following):
+            read_ahead().start((self.run, following.index), lambda: self._read(following))
         if not self.keep(block, "x", features, features.nbytes) and self.cache == "memory":
             limit = process_cache().limit
             raise DataError(
@@ -193,6 +196,15 @@ class BlockSource:
                 f"at rows {block.start} to {block.stop}: use cache='auto' or workers with more memory"
             )
         return features
+
+    def _read(self, block: RowBlock) -> Features:
+        matrix = prepare(self.data.read_x(block.start, block.stop), self.normalize, self.intercept)
+        return Features(matrix, np.dtype(self.dtype))
+
+    def _takes_time(self, block: RowBlock) -> bool:
+        """Whether the block must be read from a store, so that others can work meanwhile."""
+        travels = getattr(self.data, "travels", False)
+        return travels and not self.needs(block) and self.kept(block, "x") is None
 
     def labels(self, block: RowBlock) -> Any:
         """Read the rows of Y to train on, or take them from the cache."""

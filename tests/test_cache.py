@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,8 +20,10 @@ from dswml.cache import (
     FREE_SHARE,
     WORKER_SHARE,
     BlockCache,
+    ReadAhead,
     forget_run,
     process_cache,
+    read_ahead,
     task_nbytes,
 )
 from dswml.dataset import Dataset, open_dataset
@@ -218,3 +221,63 @@ def test_the_cache_of_this_process_follows_the_free_memory(monkeypatch: pytest.M
     forget_run("before there is a cache")
     assert process_cache() is process_cache()
     assert 0 < process_cache().limit <= psutil.virtual_memory().total * FREE_SHARE
+
+
+def test_a_thread_has_one_value_read_ahead_at_most_and_any_thread_may_take_it() -> None:
+    ahead = ReadAhead()
+    taken: list[str] = []
+    ahead.start(("run", 1), lambda: "dropped")
+    ahead.start(("run", 2), lambda: "read ahead")
+    other = threading.Thread(target=lambda: taken.append(ahead.take(("run", 2), lambda: "read late")))
+    other.start()
+    other.join()
+    assert taken == ["read ahead"]
+    assert ahead.take(("run", 1), lambda: "read late") == "read late"
+    assert ahead.take(("run", 2), lambda: "read late") == "read late"
+
+
+def test_an_error_of_reading_ahead_comes_when_the_value_is_asked_for_and_only_once() -> None:
+    ahead = ReadAhead()
+
+    def damaged() -> str:
+        raise DataError("chunk 1 is damaged")
+
+    ahead.start(("run", 1), damaged)
+    with pytest.raises(DataError, match="chunk 1 is damaged"):
+        ahead.take(("run", 1), lambda: "read late")
+    assert ahead.take(("run", 1), lambda: "read late") == "read late"
+
+
+def test_what_was_read_ahead_for_a_run_is_forgotten_with_it() -> None:
+    read_ahead().start(("a", 1), lambda: "read ahead")
+    forget_run("b")
+    assert read_ahead().take(("a", 1), lambda: "read late") == "read ahead"
+    read_ahead().start(("a", 1), lambda: "read ahead")
+    forget_run("a")
+    assert read_ahead().take(("a", 1), lambda: "read late") == "read late"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_every_block_is_read_once_a_pass_ahead_of_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    store = tmp_path / "data.zarr"
+    with InProcessExecutor(threads) as executor:
+        synthesize(store, rows=400, features=8, labels=12, sparsity=2, chunk_rows=40, executor=executor)
+        data = open_dataset(store, block_bytes=1)
+        reads: list[tuple[int, bool]] = []
+        read_x = type(data).read_x
+
+        def noted(self: Dataset, start: int, stop: int) -> Any:
+            reads.append((start, threading.current_thread().name == "dswml-read-ahead"))
+            return read_x(self, start, stop)
+
+        monkeypatch.setattr(type(data), "read_x", noted)
+        parameters = Parameters(radius=5.0, cache="none", options=Options(max_iter=2, tol=0.0))
+        _, solution = train(data, parameters, executor)
+    starts = [start for start, _ in reads]
+    assert sorted(set(starts)) == [block.start for block in data.blocks]
+    needed = solution.passes * len(data.blocks)
+    assert needed <= len(reads) <= (needed if threads == 1 else 1.2 * needed)
+    late = sum(not ahead for _, ahead in reads)
+    assert solution.passes <= late <= needed // 2

@@ -29,10 +29,10 @@ from dswml.blocks import RowBlock
 from dswml.broadcast import BUNDLE, Broadcast
 from dswml.cache import check_room, process_cache
 from dswml.current import current_executor
-from dswml.dask_executor import DaskExecutor
+from dswml.dask_executor import DaskExecutor, _following
 from dswml.dataset import Dataset, open_dataset
 from dswml.errors import ClusterError, DataError, UsageError
-from dswml.executor import ARITY, Executor, InProcessExecutor, Shared
+from dswml.executor import ARITY, Executor, InProcessExecutor, Shared, following_item
 from dswml.frank_wolfe import Options, Solution
 from dswml.sources import as_dataset
 from dswml.stored import StoredDataset
@@ -756,6 +756,25 @@ def test_dask_arrays_of_much_memory_are_worked_on_where_they_are() -> None:
     assert as_dataset(lazy, labels).travels
 
 
+def test_a_task_knows_what_comes_next_on_its_worker_unless_another_has_taken_it_over() -> None:
+    workers = {"a": 1, "b": 2}
+    homes = ("a", "a", "b", "b", "b", "b", "a")
+    assert _following(homes, workers) == [("a", 1), ("a", 6), ("b", 4), ("b", 5), None, None, None]
+
+
+def test_the_next_item_is_known_on_the_workers(executor: DaskExecutor) -> None:
+    def look(item: int, payload: None) -> tuple[str, Any]:
+        time.sleep(0.01)
+        return get_worker().address, following_item()
+
+    seen = executor.map(look, range(20))
+    for index, (home, following) in enumerate(seen):
+        assert following is None or following > index
+        if following is not None:
+            assert executor._homes[20][following] == home
+    assert sum(following is not None for _, following in seen) >= 10
+
+
 def test_memory_and_slots_are_those_of_the_workers(executor: DaskExecutor) -> None:
     assert executor.memory_per_slot() == 2_400_000_000 - 200 * 2**20
     assert executor.n_slots == 2
@@ -764,12 +783,12 @@ def test_memory_and_slots_are_those_of_the_workers(executor: DaskExecutor) -> No
 def test_row_blocks_too_large_for_the_workers_are_refused_with_a_size_that_fits(
     executor: DaskExecutor,
 ) -> None:
-    check_room(600 * 2**20, executor)
-    with pytest.raises(UsageError, match=r"blocks of 800 MiB .* has 2089 MiB.*'696 MiB'") as told:
+    check_room(500 * 2**20, executor)
+    with pytest.raises(UsageError, match=r"blocks of 800 MiB .* has 2089 MiB.*'522 MiB'") as told:
         check_room(800 * 2**20, executor)
-    with pytest.raises(UsageError, match=r"results of 100 MiB take 2700 MiB .* has 2089 MiB") as other:
-        check_room(600 * 2**20, executor, 100 * 2**20)
-    assert "'396 MiB'" in str(other.value)
+    with pytest.raises(UsageError, match=r"results of 100 MiB take 2900 MiB .* has 2089 MiB") as other:
+        check_room(500 * 2**20, executor, 100 * 2**20)
+    assert "'297 MiB'" in str(other.value)
     assert "\n" not in str(told.value)
 
 

@@ -20,6 +20,8 @@ from dswml.executor import (
     InProcessExecutor,
     Shared,
     available_memory,
+    expecting,
+    following_item,
     lend,
     lent_results,
     needs_of,
@@ -230,6 +232,18 @@ def test_results_are_lent_to_the_code_below_and_to_nobody_else() -> None:
     with lend({"x": 1}):
         assert lent_results() == {"x": 1}
     assert lent_results() is None
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_task_knows_which_item_its_thread_will_likely_get_next(threads: int) -> None:
+    items = list(range(7))
+    with InProcessExecutor(threads) as executor:
+        following = executor.map(lambda item, payload: following_item(), items)
+    assert following == [*items[threads:], *[None] * threads]
+    assert following_item() is None
+    with expecting("this"):
+        assert following_item() == "this"
+    assert following_item() is None
 
 
 workers = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 4), min_size=1)
