@@ -10,12 +10,18 @@ from pathlib import Path
 
 import pytest
 from distributed import Client, LocalCluster
+from hypothesis import settings
 
 from dswml.dataset import Dataset, open_dataset
 from dswml.executor import one_blas_thread
 from dswml.importers import import_dataset
 
 _CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+# How long an example takes says more of the machine than of the code.
+settings.register_profile("dswml", deadline=None)
+settings.load_profile("dswml")
 
 
 def pytest_configure(config: pytest.Config) -> None:

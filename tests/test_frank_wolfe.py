@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import math
-import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -458,23 +454,6 @@ def assert_reached(name: str, data: Dataset, seed: int = 0) -> None:
 @pytest.mark.parametrize("name", ["stackex_cs", "stackex_philosophy"])
 def test_what_must_be_reached(name: str, real_set: Callable[[str], Dataset]) -> None:
     assert_reached(name, real_set(name))
-
-
-def test_the_benchmark_of_passes_runs(real_data: Path, tmp_path: Path) -> None:
-    script = Path(__file__).resolve().parents[1] / "scripts" / "bench-passes"
-    assert os.access(script, os.X_OK)
-    ran = subprocess.run(
-        [sys.executable, script, "--quick", "--out", tmp_path / "passes.md"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        env={**os.environ, "DSWML_DATA": str(real_data)},
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert (tmp_path / "passes.md").read_text() == ran.stdout
-    for rule in ("corrective", "line-search", "open-loop", "corrective, matrix-free"):
-        assert f"| stackex_philosophy | {rule} | " in ran.stdout
-    assert "~: extrapolated, not measured" in ran.stdout
 
 
 @pytest.mark.slow

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -169,16 +167,3 @@ def test_fifty_thousand_features_and_labels_within_a_gibibyte_a_worker(tmp_path:
         assert peak_memory(worker.pid) < limit
         cluster.scheduler.remove_plugin("events")
     assert solution.history[-1].objective < 0.5 * solution.history[0].objective
-
-
-@pytest.mark.slow
-def test_the_benchmark_runs() -> None:
-    ran = subprocess.run(
-        [sys.executable, CHECKOUT / "scripts" / "bench-out-of-core", "--quick"],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert "of the speed of only reading" in ran.stdout
-    assert "workers restarted: 0" in ran.stdout

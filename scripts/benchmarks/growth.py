@@ -1,0 +1,262 @@
+"""Time of a pass and memory as the data grow: rows, features, labels, labels a row, workers."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import numpy as np
+import psutil
+from common import GB, MIB, Chart, Curve, Goal, Result, Setting, Table, local_workers, seconds, spread
+
+from dswml.dataset import Dataset, open_dataset
+from dswml.executor import Executor, InProcessExecutor
+from dswml.features import BlockSource
+from dswml.frank_wolfe import Options
+from dswml.problem import Problem
+from dswml.synth import synthesize
+from dswml.training import Parameters, train
+
+COLUMNS = 20
+
+
+def make(setting: Setting, name: str, **law: Any) -> Dataset:
+    """Make a data set, once."""
+    store = setting.scratch / f"growth-{name}.zarr"
+    if not store.exists():
+        with InProcessExecutor() as executor:
+            synthesize(store, executor=executor, **law)
+    return open_dataset(store)
+
+
+def pass_seconds(data: Dataset, executor: Executor, repeats: int) -> list[float]:
+    """Return the time of passes that multiply the gradient from both sides, as a power round does."""
+    source = BlockSource(data, f"growth {time.monotonic_ns()}", dtype="float32", cache="none")
+    problem = Problem(executor, source, np.asarray(data.label_counts), radius=1.0, p0=0.1)
+    rng = np.random.default_rng(0)
+    right = rng.normal(size=(data.n_labels, COLUMNS))
+    left = rng.normal(size=(data.n_features, COLUMNS))
+    nothing = np.zeros((data.n_labels, 0))
+    problem.sweep(nothing, right=right)
+    return [seconds(lambda: problem.sweep(nothing, right=right, left=left)) for _ in range(repeats)]
+
+
+@contextmanager
+def watched() -> Iterator[dict[str, int]]:
+    """Note the largest sum of the resident memory of this process and all that it starts."""
+    seen = {"peak": 0}
+    stop = threading.Event()
+    own = psutil.Process()
+
+    def look() -> None:
+        total = 0
+        for process in [own, *own.children(recursive=True)]:
+            with suppress(psutil.NoSuchProcess):
+                total += process.memory_info().rss
+        seen["peak"] = max(seen["peak"], total)
+
+    def go_on() -> None:
+        while not stop.wait(0.2):
+            look()
+
+    look()
+    thread = threading.Thread(target=go_on, daemon=True)
+    thread.start()
+    try:
+        yield seen
+    finally:
+        look()
+        stop.set()
+        thread.join()
+
+
+def run(setting: Setting) -> Result:
+    """One thing after the other grows."""
+    found = Result(
+        "growth",
+        "As the work grows",
+        "How do the time of a pass and the memory follow rows, features, labels and workers?",
+    )
+    _rows(found, setting)
+    _features(found, setting)
+    _labels(found, setting)
+    _labels_a_row(found, setting)
+    _workers(found, setting)
+    _extreme(found, setting)
+    return found
+
+
+def _curve(
+    found: Result, setting: Setting, title: str, x_title: str, xs: list[float], sets: list[Dataset]
+) -> list[float]:
+    lines, middles = [], []
+    with InProcessExecutor() as executor:
+        for x, data in zip(xs, sets, strict=True):
+            with watched() as memory:
+                times = spread(pass_seconds(data, executor, setting.repeats))
+            entries = data.nnz_x + data.nnz_y
+            middles.append(times.middle)
+            lines.append(
+                [
+                    f"{x:g}",
+                    str(times),
+                    f"{entries:,}",
+                    f"{1e9 * times.middle / entries:.2f}",
+                    f"{memory['peak'] / MIB:.0f}",
+                ]
+            )
+    found.tables.append(
+        Table(
+            title, [x_title, "seconds a pass", "entries of X and Y", "ns an entry", "peak memory, MiB"], lines
+        )
+    )
+    found.charts.append(
+        Chart(
+            title,
+            "Time of a pass, read from the store.",
+            x_title,
+            "seconds",
+            [Curve("pass", list(map(float, xs)), middles)],
+        )
+    )
+    found.raw[title] = lines
+    return middles
+
+
+def _rows(found: Result, setting: Setting) -> None:
+    counts = setting.pick([10_000, 100_000, 1_000_000, 10_000_000], [500, 1000])
+    law = {"features": setting.pick(1000, 50), "labels": 100, "sparsity": 6}
+    sets = [make(setting, f"rows-{count}", rows=count, **law) for count in counts]
+    with_memory = len(found.tables)
+    times = _curve(found, setting, "Rows, dense X", "rows", counts, sets)
+    peaks = [float(line[-1]) for line in found.tables[with_memory].lines]
+    growth = (times[-1] / times[-2]) / (counts[-1] / counts[-2])
+    found.goals.append(Goal("rows: last tenfold growth of time / of rows", growth, 1.25))
+    found.goals.append(Goal("rows: peak memory, largest / second largest", peaks[-1] / peaks[-2], 1.5))
+
+
+def _features(found: Result, setting: Setting) -> None:
+    counts = setting.pick([1000, 10_000, 100_000, 1_000_000], [200, 400])
+    law = {"rows": setting.pick(200_000, 500), "labels": 1000, "sparsity": 5, "kind": "extreme"}
+    sets = [make(setting, f"features-{count}", features=count, **law) for count in counts]
+    _curve(found, setting, "Features, 76 a row", "features", counts, sets)
+
+
+def _labels(found: Result, setting: Setting) -> None:
+    counts = setting.pick([1000, 10_000, 100_000, 1_000_000], [100, 200])
+    law = {
+        "rows": setting.pick(500_000, 500),
+        "features": setting.pick(20_000, 200),
+        "sparsity": 5,
+        "kind": "extreme",
+    }
+    sets = [make(setting, f"labels-{count}", labels=count, **law) for count in counts]
+    times = _curve(found, setting, "Labels, 5 a row", "labels", counts, sets)
+    found.goals.append(
+        Goal("labels from 1000 to 100 000: time of a pass", times[min(2, len(times) - 1)] / times[0], 1.5)
+    )
+
+
+def _labels_a_row(found: Result, setting: Setting) -> None:
+    counts = setting.pick([2, 8, 32], [2, 4])
+    law = {
+        "rows": setting.pick(200_000, 500),
+        "features": setting.pick(20_000, 200),
+        "labels": setting.pick(10_000, 100),
+    }
+    sets = [make(setting, f"active-{count}", sparsity=count, kind="extreme", **law) for count in counts]
+    _curve(found, setting, "Labels a row", "labels a row", counts, sets)
+
+
+def _workers(found: Result, setting: Setting) -> None:
+    """More processes than cores cost; a machine of its own for each would bring."""
+    data = make(
+        setting,
+        "workers",
+        rows=setting.pick(1_000_000, 1000),
+        features=setting.pick(1000, 50),
+        labels=100,
+        sparsity=6,
+    )
+    counts = setting.pick([1, 2, 4], [1, 2])
+    middles, lines = [], []
+    for count in counts:
+        with local_workers(count) as executor:
+            times = spread(pass_seconds(data, executor, setting.repeats))
+        middles.append(times.middle)
+        lines.append([str(count), str(times)])
+    with InProcessExecutor(1) as alone:
+        one = spread(pass_seconds(data, alone, setting.repeats)).middle
+    found.tables.append(
+        Table("Worker processes of one thread on this machine", ["workers", "seconds a pass"], lines)
+    )
+    found.goals.append(
+        Goal("4 workers / 2 workers on 2 cores: time of a pass", middles[-1] / middles[-2], 1.25)
+    )
+    # A model of more machines: blocks are shared out evenly; every level of the tree sends a result once.
+    size = COLUMNS * (data.n_features + data.n_labels) * 8
+    machines = [1, 2, 4, 8, 16, 32, 64]
+    network = 1.25 * GB
+    model = [one / m + (np.log2(m) + 1) * size / network + 0.02 for m in machines]
+    found.charts.append(
+        Chart(
+            "A model of more machines",
+            f"A thread each: {one:.2f} s of work measured on one, {size / 1e6:.2f} MB of results through "
+            "a tree at 10 Gbit/s, 20 ms for the scheduler.",
+            "machines",
+            "seconds a pass",
+            [
+                Curve("model", list(map(float, machines)), model),
+                Curve("ideal", list(map(float, machines)), [one / m for m in machines]),
+            ],
+        )
+    )
+    found.raw["workers"] = {"counts": counts, "seconds": middles, "one thread": one, "model": model}
+
+
+def _extreme(found: Result, setting: Setting) -> None:
+    """A set of the size of Amazon-670K, all memory counted."""
+    rows, features, labels = setting.pick((490_000, 135_000, 670_000), (500, 300, 600))
+    data = make(
+        setting,
+        "extreme",
+        rows=rows,
+        features=features,
+        labels=labels,
+        sparsity=5,
+        kind="extreme",
+        normalize="l2",
+    )
+    iterations = setting.pick(20, 2)
+    limit = setting.pick(3 * GB // 2, 512 * MIB)
+    records: list[tuple[float, float]] = []
+    with watched() as memory, local_workers(2, limit) as executor:
+        begin = time.perf_counter()
+        options = Options(tol=0.0, max_iter=iterations, memory_limit=setting.pick(3 * GB // 2, 2**28))
+        note = lambda record: records.append((time.perf_counter() - begin, record.objective))  # noqa: E731
+        _, solution = train(
+            data, Parameters(radius=100.0, weights=0.1, options=options), executor, callbacks=[note]
+        )
+        took = time.perf_counter() - begin
+    found.tables.append(
+        Table(
+            f"{rows:,} rows, {features:,} features, {labels:,} labels, 5 labels a row",
+            ["what", "figure"],
+            [
+                ["iterations", str(solution.iterations)],
+                ["passes", str(solution.passes)],
+                ["seconds", f"{took:.0f}"],
+                ["seconds a pass", f"{took / max(solution.passes, 1):.1f}"],
+                ["objective, first and last", f"{records[0][1]:.6f}, {solution.objective:.6f}"],
+                ["peak memory of all processes, GB", f"{memory['peak'] / GB:.2f}"],
+            ],
+        )
+    )
+    found.goals.append(Goal("the size of Amazon-670K: memory in all, GB", memory["peak"] / GB, 6.0))
+    found.goals.append(
+        Goal("the size of Amazon-670K: iterations", float(solution.iterations), float(iterations), False)
+    )
+    found.raw["extreme"] = {"records": records, "peak": memory["peak"], "passes": solution.passes}

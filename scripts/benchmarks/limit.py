@@ -1,0 +1,175 @@
+"""How near a pass is to what the machine must do at least: read the bytes, and multiply."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from types import FrameType
+
+import numpy as np
+from common import GB, MIB, Goal, Result, Setting, Table, ratio, seconds
+from out_of_core import dense_store, evict, measure, sparse_store, table
+
+from dswml.blocks import RowBlock
+from dswml.dataset import Dataset, open_dataset
+from dswml.executor import InProcessExecutor
+from dswml.features import BlockSource, Features
+from dswml.frank_wolfe import Options
+from dswml.problem import Problem
+from dswml.training import Parameters, train
+
+#: Columns of the bare products, and of the new directions of a pass: those of a corrective step.
+COLUMNS = 20
+
+
+def run(setting: Setting) -> Result:
+    """Out of core against reading, in memory against products, and where the rest goes."""
+    found = Result(
+        "limit",
+        "The limit",
+        "How long is a pass, next to only reading the same row blocks (X four times the memory limit), and "
+        "next to the bare matrix products (X in memory)?",
+    )
+    stores = {
+        "dense": (dense_store(setting, setting.pick(8.0, 0.05)), setting.pick(64, 4) * MIB),
+        "CSR": (sparse_store(setting, setting.pick(4.0, 0.02)), setting.pick(16, 1) * MIB),
+    }
+    for kind, (store, block) in stores.items():
+        data = open_dataset(store, block_bytes=block)
+        size = data.nnz_x * (4 if kind == "dense" else 8)
+        limit = setting.pick(size // 4 // 2, 512 * MIB)
+        modes = [("assembled", None), ("matrix-free", False)]
+        for name, assemble in setting.pick(modes, modes[:1]) if kind == "dense" else [("matrix-free", False)]:
+            one = measure(data, store, limit, "corrective", assemble, setting.pick(2, 1))
+            found.tables.append(
+                table(
+                    f"Out of core, {kind}, {name}: {size / GB:.1f} GB, limit 2 x {limit / MIB:.0f} MiB", one
+                )
+            )
+            found.goals.append(
+                Goal(
+                    f"out of core, {kind}, {name}: time of a pass / time of only reading",
+                    one.slowdown(),
+                    1.25,
+                )
+            )
+            found.raw[f"{kind} {name}"] = [each._asdict() for each in one.passes]
+        found.flame.update(_flame(data, store, setting))
+    for kind, (store, block) in stores.items():
+        _in_memory(found, kind, open_dataset(store, block_bytes=block), setting)
+    return found
+
+
+def _in_memory(found: Result, kind: str, data: Dataset, setting: Setting) -> None:
+    """Passes over blocks that are kept in memory, next to the products of the same blocks."""
+    blocks = data.blocks[: setting.pick(16, 2)]
+    dtype = "float64" if data.is_sparse else str(data.x_dtype)
+    lines = []
+    with InProcessExecutor() as executor:
+        kept = {
+            block.index: Features(data.read_x(block.start, block.stop), np.dtype(dtype)) for block in blocks
+        }
+        source = BlockSource(_Part(data, kept, tuple(blocks)), f"memory {kind}", dtype=dtype, cache="auto")
+        rng = np.random.default_rng(0)
+        direction = rng.normal(size=(data.n_features, COLUMNS))
+        right = rng.normal(size=(data.n_labels, COLUMNS))
+        problem = Problem(executor, source, np.asarray(data.label_counts), radius=1.0, p0=0.1)
+        problem.keep_statistics(np.full(data.n_labels, -1))
+        problem.sweep(np.zeros((data.n_labels, 0)))
+
+        def products(block: RowBlock, payload: object) -> float:
+            features = kept[block.index]
+            z = features.times(direction)
+            return float(features.transpose_times(z)[0, 0])
+
+        def product(block: RowBlock, payload: object) -> float:
+            features = kept[block.index]
+            return float(features.transpose_times(scores[block.index])[0, 0])
+
+        scores = {block.index: rng.normal(size=(block.n_rows, COLUMNS)) for block in blocks}
+        nothing = np.zeros((data.n_labels, 0))
+        times: dict[str, list[float]] = {"new directions": [], "X U and X^T Z": [], "right": [], "X^T Z": []}
+        for _ in range(setting.repeats + 1):
+            problem.append(rng.normal(size=(data.n_features, COLUMNS)))
+            times["new directions"].append(seconds(lambda: problem.sweep(nothing)))
+            times["X U and X^T Z"].append(seconds(lambda: executor.map(products, blocks)))
+            times["right"].append(seconds(lambda: problem.sweep(nothing, right=right)))
+            times["X^T Z"].append(seconds(lambda: executor.map(product, blocks)))
+        for sweep, bare in (("new directions", "X U and X^T Z"), ("right", "X^T Z")):
+            quotient = ratio(times[sweep][1:], times[bare][1:])
+            lines.append([f"{sweep} / {bare}", str(quotient)])
+            found.goals.append(
+                Goal(f"in memory, {kind}: pass for {sweep} / bare {bare}", quotient.middle, 1.5)
+            )
+        found.raw[f"in memory {kind}"] = times
+    found.tables.append(
+        Table(f"In memory, {kind}: a pass / the bare products, {COLUMNS} columns", ["pass", "ratio"], lines)
+    )
+
+
+class _Part:
+    """The first row blocks of a data set, held in memory."""
+
+    def __init__(self, data: Dataset, kept: dict[int, Features], blocks: tuple[RowBlock, ...]) -> None:
+        self.data, self.kept, self.blocks = data, kept, blocks
+        self.n_rows = blocks[-1].stop
+        self.n_features, self.n_labels = data.n_features, data.n_labels
+        self._labels = {block.start: data.read_y(block.start, block.stop) for block in blocks}
+        self._starts = {block.start: block.index for block in blocks}
+
+    def read_x(self, start: int, stop: int) -> object:
+        features = self.kept[self._starts[start]]
+        if not features.sparse:
+            return features.dense
+        import scipy.sparse as sp
+
+        shape = (features.n_rows, features.n_features)
+        return sp.csr_array((features.data, features.indices, features.indptr), shape=shape)
+
+    def read_y(self, start: int, stop: int) -> object:
+        return self._labels[start]
+
+
+def _flame(data: Dataset, store: Path, setting: Setting) -> dict[str, int]:
+    """Sample what the threads of this process do during a short fit that reads from the disk."""
+    stacks: Counter[str] = Counter()
+    stop = threading.Event()
+    own = threading.get_ident()
+
+    def look() -> None:
+        while not stop.wait(0.005):
+            for thread, frame in sys._current_frames().items():
+                path = _path(frame)
+                if thread != own and path:
+                    stacks[";".join(path)] += 1
+
+    evict(store)
+    begin = time.perf_counter()
+    sampler = threading.Thread(target=look, daemon=True)
+    sampler.start()
+    try:
+        with InProcessExecutor() as executor:
+            options = Options(
+                tol=0.0, max_iter=1, assemble=False if data.is_sparse else None, time_limit=120.0
+            )
+            train(data, Parameters(radius=100.0, cache="none", options=options), executor)
+    finally:
+        stop.set()
+        sampler.join()
+    kind = "CSR" if data.is_sparse else "dense"
+    return {f"{kind};{path}": number for path, number in stacks.items() if time.perf_counter() > begin}
+
+
+def _path(frame: FrameType | None) -> list[str]:
+    """Return the functions of a stack from the task on; nothing for threads that wait for work."""
+    names: list[str] = []
+    while frame is not None:
+        code = frame.f_code
+        names.append(f"{Path(code.co_filename).stem}.{code.co_name}")
+        frame = frame.f_back
+    names.reverse()
+    starts = [at for at, name in enumerate(names) if name in ("sweep.sweep_block", "cache.run", "zarr.sync")]
+    return names[starts[0] :] if starts else []
