@@ -69,12 +69,12 @@ def result_nbytes(n_features: int, n_labels: int, memory_limit: int = 2**31) -> 
     Examples
     --------
     >>> result_nbytes(1000, 100), result_nbytes(50_000, 50_000) <= RESULTS_SHARE * 2**31
-    (1568000, True)
+    (1504000, True)
     """
-    width = min(MAX_BLOCK, n_features, n_labels)
+    width, entries = min(MAX_BLOCK, n_features, n_labels), n_features + n_labels
     if is_assembled(n_features, n_labels):
-        return 8 * (n_features * n_labels + width * (n_features + 2 * n_labels))
-    return 8 * min(width, _fitting(n_features + 2 * n_labels, memory_limit)) * (n_features + 2 * n_labels)
+        return 8 * (n_features * n_labels + width * entries)
+    return int(min(8 * width * entries, max(RESULTS_SHARE * memory_limit, 8 * 2 * entries)))
 
 
 def _fitting(entries: int, memory_limit: int) -> int:
@@ -108,7 +108,6 @@ class Run:
         self.iteration = 0
         self.curvature = 1e-6
         self.last_right = np.zeros((problem.n_labels, 0))
-        self.small_gradient = np.zeros((problem.n_labels, 0))
         self.history: list[Record] = []
         self.certificate: Certificate | None = None
         self.certify_below = options.tol
@@ -122,12 +121,13 @@ class Run:
             )
             problem.keep_statistics(place)
             light_rows = min(problem.n_rows, int(problem.label_counts[place < 0].sum()))
+            summed = np.count_nonzero(place >= 0) if problem.p0 != 0.5 else problem.n_labels
         else:  # no statistics, so more directions
-            light_rows = 0
+            light_rows, summed = 0, problem.n_labels
             no_positives = np.zeros_like(problem.label_counts)
             self.cap, _ = plan_directions(0, problem.n_features, no_positives, options.memory_limit)
-        # New directions come with X^T Z', two products with the labels and, once in all, light rows of Z'.
-        entries = problem.n_features + 2 * problem.n_labels + light_rows // 4
+        # New directions come with X^T Z', sums over rows of labels and, once in all, light rows of Z'.
+        entries = problem.n_features + int(summed) + light_rows // 4
         self.most_at_once = problem.n_features if self.assemble else _fitting(entries, options.memory_limit)
         # What the oracle reads at least, and what the step and the next oracle read together.
         oracle_reads = 1 if self.assemble else 2
@@ -234,15 +234,16 @@ class Run:
         problem.append(problem.gradient_times(self.mt, start, sums["right"]))
         fresh = problem.basis[:, self.mt.shape[1] :]
         if fresh.shape[1]:
-            image = problem.gradient_transpose_times(self.mt, fresh, problem.sweep(self.mt)["residual"])
+            problem.sweep(None)
             self.mt = np.pad(self.mt, ((0, 0), (0, fresh.shape[1])))
-            self.small_gradient = np.hstack([self.small_gradient, image])
         if not problem.rank:
             return oracle.nothing_found(problem, start, *value_and_slope)
-        squares, coordinates = np.linalg.eigh(self.small_gradient.T @ self.small_gradient)
+        small = self.small_problem()
+        small.begin(self.mt)
+        squares, coordinates = np.linalg.eigh(small.total("gradient_gram"))
         values = np.sqrt(np.maximum(squares[::-1], 0))
         coordinates = coordinates[:, ::-1][:, : start.shape[1]]
-        right = self.small_gradient @ coordinates / np.maximum(values[: coordinates.shape[1]], 1e-300)
+        right = small.gradient_times(coordinates / np.maximum(values[: coordinates.shape[1]], 1e-300))
         return Answer(problem.basis @ coordinates, values, right, *value_and_slope, exact=False)
 
     def gap(self, answer: Answer) -> tuple[float, bool]:
@@ -278,8 +279,7 @@ class Run:
             )
 
         rng = np.random.default_rng([self.options.seed, self.iteration, 1])
-        vectors, weights, _ = np.linalg.svd(mt, full_matrices=False) if mt.size else (mt, np.zeros(0), mt)
-        range_of_w = vectors[:, weights > 1e-9 * max(weights.max(initial=0.0), 1e-300)]
+        range_of_w = oracle.leading_vectors(mt)
         block = np.hstack([answer.right[:, : range_of_w.shape[1] + MIN_BLOCK], range_of_w])
         bound = singular_value_bound(times, transpose_times, block, rng, self.passes_left())
         if bound is None:
@@ -333,7 +333,7 @@ class Run:
             width = min(self.options.block_size or width, answer.left.shape[1], self.widest())
             self.make_room(width)
             if problem.append(-answer.left[:, :width]):
-                problem.sweep(self.mt)
+                problem.sweep(None)
                 self.mt = np.pad(self.mt, ((0, 0), (0, problem.rank - self.mt.shape[1])))
         corrected = solve(
             self.small_problem(),
@@ -343,7 +343,6 @@ class Run:
             curvature=self.curvature,
         )
         self.curvature = corrected.curvature
-        self.small_gradient = corrected.gradient
         return corrected.mt
 
     def small_problem(self) -> Quadratic:
@@ -362,7 +361,7 @@ class Run:
         problem = self.problem
         if self.cap >= problem.n_features or problem.rank + width <= max(self.cap, width):
             return
-        _, values, rotation = np.linalg.svd(self.mt, full_matrices=False)
+        values, rotation = oracle.singular_rotation(self.mt)
         keep = max(self.cap - width, 1)
         used = int(np.count_nonzero(values > 1e-12 * max(values[0], 1e-300)))
         if used > keep and not self.truncated:
@@ -380,14 +379,12 @@ class Run:
         rotation = np.linalg.qr(np.hstack([rotation[:used].T, recent]))[0][:, :keep]
         problem.rotate(rotation)
         self.mt = self.mt @ rotation
-        if self.options.step == "corrective":
-            self.small_gradient = self.small_problem().gradient(self.mt)
 
     def solution(self, record: Record, status: str) -> Solution:
-        right, values, left = np.linalg.svd(self.mt, full_matrices=False)
+        values, left = oracle.singular_rotation(self.mt)
         rank = int(np.count_nonzero(values > 1e-13 * values.max(initial=0.0)))  # nothing certified is dropped
         u = self.problem.basis[:, : self.mt.shape[1]] @ left[:rank].T
-        m = values[:rank, None] * right[:, :rank].T
+        m = left[:rank] @ self.mt.T
         return Solution(
             u=u,
             m=m,

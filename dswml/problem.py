@@ -90,9 +90,10 @@ class Problem:
     def keep_statistics(self, place: Array) -> None:
         """From now on hold the statistics of the corrective step; ``place`` as in `Statistics`."""
         if self.p0 == 0.5:
+            self._worker_place = np.arange(self.n_labels)
             nothing = np.zeros(0, dtype=np.int64)
-            none = np.full(self.n_labels, -1)
-            self.statistics = Statistics(self.label_counts, none, np.zeros(self.n_labels + 1, int), nothing)
+            indptr = np.zeros(self.n_labels + 1, dtype=np.int64)
+            self.statistics = Statistics(self.label_counts, self._worker_place, indptr, nothing)
             return
         blocks = self.source.data.blocks
         parts = self.executor.map(light_pattern, blocks, (self.source, place))
@@ -123,8 +124,8 @@ class Problem:
             self.pending += new.shape[1]
         return int(new.shape[1])
 
-    def sweep(self, mt: Array, **request: Any) -> Partial:
-        """Read the data once, with W = U M; see `Sweep` for what can be asked for."""
+    def sweep(self, mt: Array | None, **request: Any) -> Partial:
+        """Read the data once, with W = U M or 0; see `Sweep` for what can be asked for."""
         asked = self.request(mt, **request)
         if self.journal is None:
             result = self._read(asked)
@@ -155,6 +156,7 @@ class Problem:
             mt=None if mt is None else np.ascontiguousarray(mt),
             grow=self.pending,
             place=self._worker_place,
+            grams=self.p0 != 0.5,
             **request,
         )
 
@@ -203,7 +205,7 @@ class Problem:
         """F(W) and <W, grad F(W)> from the "loss" and "slope" of a sweep."""
         power = 0.0
         if self.loss == "square":
-            power = self.p0 * float(np.vdot(mt @ self.gram(mt.shape[1]), mt))
+            power = self.p0 * float(np.vdot(self.gram(mt.shape[1]), mt.T @ mt))
         return (float(sums["loss"]) + power) / self.n_rows, self.scale * (float(sums["slope"]) + power)
 
     def gram(self, rank: int) -> Array:
@@ -229,7 +231,7 @@ class Problem:
         return self.scale * sum_right
 
     def gradient_transpose_times(self, mt: Array, left: Array, sum_left: Array) -> Array:
-        """``grad F^T @ left`` (L x k) from the "left" (or "residual") of a sweep."""
+        """``grad F^T @ left`` (L x k) from the "left" of a sweep."""
         if self.loss == "square":
             sum_left = sum_left + self.p0 * (mt @ (self.moment[:, : mt.shape[1]].T @ left))
         return self.scale * sum_left

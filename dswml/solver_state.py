@@ -28,7 +28,7 @@ __all__ = ["restore_run", "restore_search", "run_state", "search_state"]
 
 _STATISTICS = ("g0", "positives", "grams", "z", "place")
 _NUMBERS = ("iteration", "curvature", "certify_below", "floor", "estimate", "truncated")
-_ARRAYS = ("mt", "last_right", "small_gradient")
+_ARRAYS = ("mt", "last_right")
 
 
 def problem_state(problem: Problem) -> Values:
