@@ -11,7 +11,8 @@ accelerated projected gradient method on them. Nothing here reads the data.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,8 +26,10 @@ from .errors import UsageError
 
 __all__ = [
     "Corrected",
+    "Part",
     "Quadratic",
     "Statistics",
+    "cut_labels",
     "plan_directions",
     "project_nuclear",
     "solve",
@@ -40,7 +43,7 @@ T = TypeVar("T")
 GRAM_FROM = 2
 #: Labels and their positives in a part of the small problem, and most parts; threads share the parts.
 PART_WORK = 32_768
-MAX_PARTS = 32
+MAX_PARTS = 16
 #: Entries of M that are worked on at a time: a few such arrays fit into a processor's cache.
 STEP_ENTRIES = 2**15
 #: Iterations between two looks at the gap of the small problem.
@@ -123,13 +126,19 @@ class Statistics:
         self.n_labels, self.nnz = label_counts.size, int(label_counts.sum())
         self._summed = np.flatnonzero(place >= 0)[np.argsort(place[place >= 0])]
         self._light = np.flatnonzero(place < 0)
-        self.place = place.astype(np.int64)
+        self.z = np.zeros((int(rows.max(initial=-1)) + 1, 0))
+        self._empty()
+
+    def _empty(self) -> None:
         self.rank = 0
+        #: Columns that came at a time, since the basis was last rotated.
+        self.widths: list[int] = []
         self.g0 = np.zeros((0, 0))
         self.positives = np.zeros((self.n_labels, 0))
         self.grams = np.zeros((self._summed.size, 0, 0))
-        n_light = int(rows.max(initial=-1)) + 1
-        self.z = np.zeros((n_light, 0))
+        self.place = np.full(self.n_labels, -1, dtype=np.int64)
+        self.place[self._summed] = np.arange(self._summed.size)
+        self.z = self.z[:, :0]
 
     def append(
         self, g0_columns: Array, positives: Array, z: Array | None = None, grams: Array | None = None
@@ -139,8 +148,8 @@ class Statistics:
         Without the light rows the C_l are not held, which does for p0 = 1/2.
         """
         old, new = self.rank, g0_columns.shape[1]
-        self.rank = rank = old + new
-        self.g0 = _bordered(self.g0[None], g0_columns[None])[0]
+        self._append_g0(g0_columns)
+        rank = self.rank
         grown = np.empty((self.n_labels, rank))
         grown[:, :old] = self.positives
         self.positives = grown
@@ -165,14 +174,46 @@ class Statistics:
         self.place = np.full(self.n_labels, -1, dtype=np.int64)
         self.place[np.concatenate([self._summed, made])] = np.arange(columns.shape[0])
 
+    def _append_g0(self, columns: Array) -> None:
+        self.rank += columns.shape[1]
+        self.widths = [*self.widths, columns.shape[1]]
+        self.g0 = _bordered(self.g0[None], columns[None])[0]
+
     def rotate(self, rotation: Array) -> None:
         """Replace the basis U by ``U @ rotation`` (r x r', orthonormal columns)."""
-        self.rank = rotation.shape[1]
-        self.g0 = rotation.T @ self.g0 @ rotation
-        self.positives = self.positives @ rotation
+        summed = slice(self._summed.size)
+        g0, positives = rotation.T @ self.g0 @ rotation, self.positives[self._summed] @ rotation
+        z = grams = None
         if self.z.shape[1]:
-            self.z = self.z @ rotation
-            self.grams = np.matmul(rotation.T, np.matmul(self.grams, rotation))
+            z = self.z @ rotation
+            grams = np.matmul(rotation.T, np.matmul(self.grams[summed], rotation))
+        self._empty()
+        self.append(g0, positives, z, grams)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold: arrays, and the widths of the pieces."""
+        return {name: getattr(self, name) for name in ("g0", "positives", "grams", "z", "place", "widths")}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up a state, with sums over rows made again if another kind of statistics left them out."""
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.rank = self.g0.shape[1]
+        if self.positives.shape[1] < self.rank:
+            self._remake()
+
+    def _remake(self) -> None:
+        g0, z, widths = self.g0, self.z, self.widths
+        self._empty()
+        self.extend(g0, z, widths)
+
+    def extend(self, g0: Array, z: Array, widths: Sequence[int]) -> None:
+        """Append pieces of the given widths, after which G0 is ``g0``, when no label is summed elsewhere."""
+        start = self.rank
+        for width in widths:
+            old, new = self.rank, self.rank + width
+            piece = np.ascontiguousarray(z[:, old - start : new - start])
+            self.append(g0[:new, old:new], np.zeros((0, width)), piece)
 
 
 def _bordered(corner: Array, columns: Array) -> Array:
@@ -208,7 +249,16 @@ class Quadratic:
         self.statistics, self.n_rows, self.p0, self.pool = statistics, n_rows, p0, pool
         #: Where labels are fewer than directions, their Gram matrices are the smaller ones.
         self.wide = statistics.n_labels < statistics.rank
-        self._parts = [Part(statistics, first, stop, n_rows, p0) for first, stop in cut_labels(statistics)]
+        self._parts = [
+            Part(statistics, first, stop, n_rows, p0, wide=self.wide)
+            for first, stop in cut_labels(statistics.counts, statistics.rank)
+        ]
+
+    @property
+    def decomposes(self) -> bool:
+        """Whether the problem is small enough for the Hessians of all labels to be decomposed."""
+        rank = self.statistics.rank
+        return self.statistics.n_labels * rank**2 * max(rank, 100) <= DECOMPOSED_WORK
 
     def gradient(self, mt: Array) -> Array:
         """Gradient with respect to M^T."""
@@ -220,24 +270,16 @@ class Quadratic:
         """Set the iterates of all parts to M^T."""
         self._all(lambda part: part.begin(part.of(mt)))
 
-    def gradient_times(self, columns: Array) -> Array:
-        """Product of the gradient at the iterate (labels x directions) with a few columns."""
-        return np.concatenate(self._all(lambda part: part.gradient_times(columns)))
+    def each(self, name: str, *arguments: Any) -> list[Any]:
+        """Return what a method of all parts returns, in the order of the labels."""
+        return self._all(lambda part: getattr(part, name)(*arguments))
 
     def total(self, name: str, *arguments: Any) -> Any:
         """Sum what a method of all parts returns, in the order of the labels."""
-        first, *rest = self._all(lambda part: getattr(part, name)(*arguments))
-        for each in rest:
-            first += each
+        first, *rest = self.each(name, *arguments)
+        for one in rest:
+            first += one
         return first
-
-    def call(self, name: str, *arguments: Any) -> None:
-        """Call a method of all parts."""
-        self._all(lambda part: getattr(part, name)(*arguments))
-
-    def iterate(self) -> Array:
-        """Return the iterate M^T of all parts."""
-        return np.concatenate([part.x for part in self._parts])
 
     def _all(self, call: Callable[[Part], T]) -> list[T]:
         if self.pool is None or len(self._parts) == 1:
@@ -269,16 +311,19 @@ class Quadratic:
         return 0.5 * slope + p1 / self.n_rows * (self.statistics.nnz - overlap)
 
 
-def cut_labels(statistics: Statistics) -> list[tuple[int, int]]:
-    """Ranges of labels of about the same work; they depend on the data and the rank alone."""
-    work = np.cumsum(statistics.counts + 1)
-    parts = int(np.clip(work[-1] // PART_WORK, 1, MAX_PARTS)) if work.size > statistics.rank else 1
-    ends = np.searchsorted(work, work[-1] * np.arange(1, parts) / parts) if work.size else []
-    return [
-        (int(first), int(stop))
-        for first, stop in pairwise([0, *ends, work.size])
-        if first < stop or parts == 1
-    ]
+def cut_labels(label_counts: Array, rank: int) -> list[tuple[int, int]]:
+    """Ranges of labels of about the same work, one where they are no more than directions.
+
+    Examples
+    --------
+    >>> cut_labels(np.full(100, 10 * PART_WORK // 100), rank=50)[:2]
+    [(0, 10), (10, 20)]
+    """
+    work = np.cumsum(label_counts + 1)
+    parts = int(np.clip(work[-1] // PART_WORK, 1, MAX_PARTS)) if work.size > rank else 1
+    ends = np.searchsorted(work, work[-1] * np.arange(1, parts) / parts) + 1 if parts > 1 else ()
+    cuts = sorted({0, work.size, *(int(end) for end in ends)})
+    return list(pairwise(cuts))
 
 
 class Part:
@@ -288,9 +333,11 @@ class Part:
     time, so that what lies between two products stays in the processor's cache.
     """
 
-    def __init__(self, statistics: Statistics, first: int, stop: int, n_rows: int, p0: float) -> None:
+    def __init__(
+        self, statistics: Statistics, first: int, stop: int, n_rows: int, p0: float, *, wide: bool = False
+    ) -> None:
         self.statistics, self.first, self.stop, self.n_rows, self.p0 = statistics, first, stop, n_rows, p0
-        self.wide = statistics.n_labels < statistics.rank
+        self.wide = wide
         step = stop - first if self.wide else max(STEP_ENTRIES // max(statistics.rank, 1), 1)
         self._steps = [slice(a, min(a + step, stop - first)) for a in range(0, stop - first, max(step, 1))]
 
@@ -325,12 +372,19 @@ class Part:
         self._g = np.empty(mt.shape)
         self.gradient(mt, self._g)
         self._g_before = self._g
-        self._spare: list[Array] = [np.empty(mt.shape) for _ in range(4)]
+        self._spare: list[tuple[Array, Array]] = []
+        self._start = mt  # the caller's, never written to
 
-    def sums(self) -> Array:
-        """<x, gradient>, <b, x>."""
+    def iterate(self) -> Array:
+        """Return the iterate."""
+        return self.x
+
+    def sums(self, moved: bool) -> Array:
+        """<x, gradient>, <b, x> and the Gram matrix of the gradient, in one flat array."""
+        self._accept(moved)
         positives = self.of(self.statistics.positives)
-        return np.array([np.vdot(self.x, self._g), np.vdot(positives, self.x)])
+        numbers = [np.vdot(self.x, self._g), np.vdot(positives, self.x)]
+        return np.concatenate([numbers, self.gradient_gram(self.wide).ravel()])
 
     def gradient_gram(self, wide: bool = False) -> Array:
         """Gram matrix of the gradient between directions or, where it is wide, labels."""
@@ -341,8 +395,9 @@ class Part:
         product: Array = self._g @ columns
         return product
 
-    def ahead_gram(self, weight: float, curvature: float) -> Array:
+    def ahead_gram(self, moved: bool, weight: float, curvature: float) -> Array:
         """Gram matrix of the point that a step from the extrapolated iterate leads to."""
+        self._accept(moved)
         return self._gram(lambda labels: self._ahead(labels, weight, curvature)[2], self.wide)
 
     def _gram(self, rows: Callable[[slice], Array], wide: bool) -> Array:
@@ -363,7 +418,9 @@ class Part:
 
     def move(self, weight: float, curvature: float, factors: tuple[Array, Array] | None) -> Array:
         """Make the projected step from y to x'; return ||x' - y||^2, <x' - y, g' - g_y>, <x' - y, x' - x>."""
-        x_new, g_new = self._spare[:2]
+        if not self._spare:
+            self._spare.append((np.empty(self.x.shape), np.empty(self.x.shape)))
+        x_new, g_new = self._spare[0]
         out = np.zeros(3)
         g0 = self.p0 * self.statistics.g0
         if factors is not None and not self.wide:
@@ -386,13 +443,15 @@ class Part:
             )
         return out
 
-    def accept(self) -> None:
-        """Make the new point the iterate."""
-        x_new, g_new, *spare = self._spare
-        if self._x_before is not self.x:  # the first iterate is the caller's
-            spare += [self._x_before, self._g_before]
+    def _accept(self, moved: bool) -> None:
+        """Make the new point the iterate, if all parts together have moved on."""
+        if not moved:
+            return
+        before = (self._x_before, self._g_before)
         self._x_before, self._g_before = self.x, self._g
-        self.x, self._g, self._spare = x_new, g_new, spare
+        self.x, self._g = self._spare.pop()
+        if before[0] is not self._start:
+            self._spare.append(before)
 
 
 def project_nuclear(mt: Array, radius: float) -> Array:
@@ -466,8 +525,7 @@ def solve(
     found = _accelerated_gradient(problem, start, radius, tol, curvature, GRADIENT_STEPS)
     if found.gap <= tol:
         return found
-    stats = problem.statistics
-    if stats.n_labels * stats.rank**2 * max(stats.rank, 100) <= DECOMPOSED_WORK:
+    if problem.decomposes:
         split = _splitting(problem, found, radius, tol)
         return split if split.gap < found.gap else found
     return _accelerated_gradient(problem, found.mt, radius, tol, found.curvature, 4 * GRADIENT_STEPS)
@@ -483,16 +541,20 @@ def _accelerated_gradient(
     met along the way, which is far below the largest there is.
     """
     problem.begin(start)
-    momentum, weight, iteration = 1.0, 0.0, 0
+    momentum, weight, moved, iteration = 1.0, 0.0, False, 0
     curvature *= 0.3
     while True:
-        slope, overlap = problem.total("sums")
-        gap = float(slope + radius * _root(problem.total("gradient_gram", problem.wide)))
+        slope, overlap, *entries = problem.total("sums", moved)
+        moved = False
+        side = math.isqrt(len(entries))
+        gap = float(slope + radius * _root(np.reshape(entries, (side, side))))
         if gap <= tol or iteration >= max_iter:
             break
         for _ in range(CHECK_EVERY):
             while True:
-                factors = shrinking_factors(problem.total("ahead_gram", weight, curvature), radius)
+                gram = problem.total("ahead_gram", moved, weight, curvature)
+                moved = False
+                factors = shrinking_factors(gram, radius)
                 length, met, onward = problem.total("move", weight, curvature, factors)
                 if met <= curvature * length * (1 + 1e-10):
                     break
@@ -501,11 +563,10 @@ def _accelerated_gradient(
                 momentum = 1.0
             following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
             weight = float((momentum - 1) / following)
-            problem.call("accept")
-            momentum = following
+            momentum, moved = following, True
             iteration += 1
     objective = problem.objective(float(slope), float(overlap))
-    return Corrected(problem.iterate(), objective, gap, float(curvature), iteration)
+    return Corrected(np.concatenate(problem.each("iterate")), objective, gap, float(curvature), iteration)
 
 
 def _splitting(problem: Quadratic, start: Corrected, radius: float, tol: float) -> Corrected:

@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +25,18 @@ import numpy.typing as npt
 from . import oracle
 from .certificate import singular_value_bound
 from .corrective import Quadratic, plan_directions, solve
-from .errors import UsageError
+from .errors import ClusterError, UsageError
+from .executor import HomesLostError
 from .oracle import Answer
 from .problem import Problem
+from .shards import shards_nbytes
 from .solution import Certificate, Options, Record, Solution
 from .solver_state import restore_run, run_state
 
 __all__ = ["Certificate", "Options", "Record", "Solution", "frank_wolfe", "is_assembled", "result_nbytes"]
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 #: Largest gradient (D x L entries) that is assembled, and largest smaller side that is decomposed.
 ASSEMBLED_ENTRIES = 4_000_000
@@ -42,6 +45,10 @@ ASSEMBLED_SIDE = 2048
 MIN_BLOCK, MAX_BLOCK = 20, 80
 #: Share of the memory limit that the result of a task may take; a node of the tree of sums holds nine.
 RESULTS_SHARE = 1 / 64
+#: The workers hold the label side of the small problem when it is this share of the memory limit.
+SHARDED_SHARE = 0.5
+#: Times that an iteration may lose shards of the labels.
+SMALL_ATTEMPTS = 5
 #: The small problem is solved to this share of the current gap.
 INNER_SHARE = 0.1
 #: The gap is relative to F(W), or to this share of F(0) where F(W) is smaller still.
@@ -119,7 +126,7 @@ class Run:
             self.cap, place = plan_directions(
                 problem.n_rows, problem.n_features, problem.label_counts, options.memory_limit
             )
-            problem.keep_statistics(place)
+            problem.keep_statistics(place, self.shards(place))
             light_rows = min(problem.n_rows, int(problem.label_counts[place < 0].sum()))
             summed = np.count_nonzero(place >= 0) if problem.p0 != 0.5 else problem.n_labels
         else:  # no statistics, so more directions
@@ -238,13 +245,17 @@ class Run:
             self.mt = np.pad(self.mt, ((0, 0), (0, fresh.shape[1])))
         if not problem.rank:
             return oracle.nothing_found(problem, start, *value_and_slope)
-        small = self.small_problem()
+        left, values, right = self.small(lambda small: self.leading(small, start.shape[1]))
+        return Answer(left, values, right, *value_and_slope, exact=False)
+
+    def leading(self, small: Quadratic, count: int) -> tuple[Array, Array, Array]:
+        """The leading singular triples of the gradient so far as the basis contains them."""
         small.begin(self.mt)
         squares, coordinates = np.linalg.eigh(small.total("gradient_gram"))
         values = np.sqrt(np.maximum(squares[::-1], 0))
-        coordinates = coordinates[:, ::-1][:, : start.shape[1]]
-        right = small.gradient_times(coordinates / np.maximum(values[: coordinates.shape[1]], 1e-300))
-        return Answer(problem.basis @ coordinates, values, right, *value_and_slope, exact=False)
+        coordinates = coordinates[:, ::-1][:, :count]
+        scaled = coordinates / np.maximum(values[: coordinates.shape[1]], 1e-300)
+        return self.problem.basis @ coordinates, values, np.concatenate(small.each("gradient_times", scaled))
 
     def gap(self, answer: Answer) -> tuple[float, bool]:
         """The gap, and whether it is certified; the costly certificate waits until it can succeed."""
@@ -335,20 +346,45 @@ class Run:
             if problem.append(-answer.left[:, :width]):
                 problem.sweep(None)
                 self.mt = np.pad(self.mt, ((0, 0), (0, problem.rank - self.mt.shape[1])))
-        corrected = solve(
-            self.small_problem(),
-            self.mt,
-            problem.radius,
-            max(INNER_SHARE * gap, 1e-14 * self.scale(answer)),
-            curvature=self.curvature,
+        tol = max(INNER_SHARE * gap, 1e-14 * self.scale(answer))
+        corrected = self.small(
+            lambda small: solve(small, self.mt, problem.radius, tol, curvature=self.curvature)
         )
         self.curvature = corrected.curvature
         return corrected.mt
 
-    def small_problem(self) -> Quadratic:
-        problem = self.problem
-        assert problem.statistics is not None
-        return Quadratic(problem.statistics, problem.n_rows, problem.p0, self.pool)
+    def shards(self, place: Array) -> int:
+        """Bytes of the label side if the workers are to hold it, else 0.
+
+        They are if its share of the memory is SHARDED_SHARE, labels are summed nowhere else, and there are
+        several processes with room for it. The number of directions, and so the bits, is the same.
+        """
+        problem, options, executor = self.problem, self.options, self.problem.executor
+        nbytes = shards_nbytes(problem.label_counts, self.cap)
+        possible = problem.p0 != 0.5 and place.max(initial=-1) < 0 and problem.n_labels > self.cap
+        if options.shard_labels is not None:
+            if options.shard_labels and not possible:
+                raise UsageError(
+                    "labels can be sharded only where they are more than directions, p0 is not 1/2, and the "
+                    "scores of all rows fit into memory_limit: raise it, or leave shard_labels out"
+                )
+            return nbytes if options.shard_labels else 0
+        large = 8 * 8 * self.cap * problem.n_labels >= SHARDED_SHARE * options.memory_limit
+        if not (possible and large and not self.assemble and executor.n_processes > 1):
+            return 0
+        return nbytes if nbytes / executor.n_slots <= executor.memory_per_slot() / 2 else 0
+
+    def small(self, call: Callable[[Quadratic], T]) -> T:
+        """Work on the small problem; from its beginning again when workers that held some of it are lost."""
+        for _ in range(SMALL_ATTEMPTS):
+            try:
+                return call(self.problem.small_problem(self.pool))
+            except HomesLostError as error:
+                warnings.warn(f"the small problem is begun again: {error or 'a shard is lost'}", stacklevel=2)
+        raise ClusterError(
+            f"workers that held shards of the labels were lost {SMALL_ATTEMPTS} times in one iteration: look "
+            "for workers that run out of memory"
+        )
 
     def widest(self) -> int:
         """Most directions to add at once, so that those of W find room beside them."""

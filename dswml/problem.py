@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .checkpoints import Journal
-from .corrective import Statistics
+from .corrective import Quadratic, Statistics
 from .errors import DataError
 from .executor import Executor, Shared
 from .features import BlockSource
+from .shards import ShardedQuadratic, ShardedStatistics, forget_shards
 from .sweep import Partial, Sweep, combine, light_pattern, sweep_block
 
 __all__ = ["Problem"]
@@ -87,8 +90,11 @@ class Problem:
         """Number of directions in the basis."""
         return int(self.basis.shape[1])
 
-    def keep_statistics(self, place: Array) -> None:
-        """From now on hold the statistics of the corrective step; ``place`` as in `Statistics`."""
+    def keep_statistics(self, place: Array, shards: int = 0) -> None:
+        """From now on hold the statistics of the corrective step; ``place`` as in `Statistics`.
+
+        The workers hold the label side if it is given so many bytes of their memory together.
+        """
         if self.p0 == 0.5:
             self._worker_place = np.arange(self.n_labels)
             nothing = np.zeros(0, dtype=np.int64)
@@ -102,8 +108,21 @@ class Problem:
         labels = np.concatenate([part[1] for part in parts])
         order = np.argsort(labels, kind="stable")
         indptr = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=self.n_labels))])
-        self.statistics = Statistics(self.label_counts, place, indptr.astype(np.int64), rows[order])
         self._worker_place = place
+        pattern = indptr.astype(np.int64), rows[order]
+        if not shards:
+            self.statistics = Statistics(self.label_counts, place, *pattern)
+            return
+        self.statistics = ShardedStatistics(self.executor, self.source.run, self.label_counts, *pattern)
+        reserve = self.source.reserve + shards // max(self.executor.n_processes, 1)
+        self.source = replace(self.source, reserve=reserve)
+
+    def small_problem(self, pool: ThreadPoolExecutor | None = None) -> Quadratic:
+        """F as a function of M for the basis at hand."""
+        assert self.statistics is not None
+        if isinstance(self.statistics, ShardedStatistics):
+            return ShardedQuadratic(self.statistics, self.n_rows, self.p0)
+        return Quadratic(self.statistics, self.n_rows, self.p0, pool)
 
     def append(self, directions: Array) -> int:
         """Add the part of ``directions`` (D x m) outside the basis; return how many were new.
@@ -198,6 +217,8 @@ class Problem:
     def close(self) -> None:
         """Drop what the workers hold for this problem."""
         self.executor.forget([piece.key for piece in self.pieces])
+        if isinstance(self.statistics, ShardedStatistics):
+            self.executor.everywhere(forget_shards, self.source.run)
 
     # What follows from the sums without another read.
 
