@@ -376,7 +376,8 @@ class Part:
         self._start = mt  # the caller's, never written to
 
     def iterate(self) -> Array:
-        """Return the iterate."""
+        """Return the iterate, the last one: what led to it is dropped."""
+        self._spare, self._x_before, self._g_before = [], self.x, self._g
         return self.x
 
     def sums(self, moved: bool) -> Array:

@@ -140,7 +140,7 @@ class DaskExecutor(Executor):
         """Call the function for some of the numbers, each share of them in one task."""
 
         def look() -> None:
-            gone = set(homes).difference(self.client.nthreads())
+            gone = set(homes).difference(self._workers(paused=True))
             if gone:
                 raise HomesLostError(f"{', '.join(sorted(gone))} left with what it held")
 
@@ -373,13 +373,14 @@ class DaskExecutor(Executor):
             time.sleep(0.2)
         return workers
 
-    def _workers(self) -> dict[str, int]:
-        """Return the threads of all workers but those that are paused or about to leave."""
+    def _workers(self, paused: bool = False) -> dict[str, int]:
+        """Return the threads of all workers; of those paused or about to leave, only if asked."""
         if self.client.status != "running":
             raise self._unreachable()
+        scheduler = self.client.scheduler
         try:
             workers: dict[str, int] = self.client.sync(
-                self.client.scheduler.ncores_running, callback_timeout=ANSWER_SECONDS
+                scheduler.ncores if paused else scheduler.ncores_running, callback_timeout=ANSWER_SECONDS
             )
         except (OSError, TimeoutError) as error:
             raise self._unreachable() from error

@@ -47,6 +47,8 @@ MIN_BLOCK, MAX_BLOCK = 20, 80
 RESULTS_SHARE = 1 / 64
 #: The workers hold the label side of the small problem when it is this share of the memory limit.
 SHARDED_SHARE = 0.5
+#: Share of the workers' memory for tasks that shards may take.
+WORKERS_SHARE = 2 / 3
 #: Times that an iteration may lose shards of the labels.
 SMALL_ATTEMPTS = 5
 #: The small problem is solved to this share of the current gap.
@@ -372,7 +374,8 @@ class Run:
         large = 8 * 8 * self.cap * problem.n_labels >= SHARDED_SHARE * options.memory_limit
         if not (possible and large and not self.assemble and executor.n_processes > 1):
             return 0
-        return nbytes if nbytes / executor.n_slots <= executor.memory_per_slot() / 2 else 0
+        room = WORKERS_SHARE * executor.memory_per_slot() * executor.n_slots
+        return nbytes if nbytes <= room else 0
 
     def small(self, call: Callable[[Quadratic], T]) -> T:
         """Work on the small problem; from its beginning again when workers that held some of it are lost."""
