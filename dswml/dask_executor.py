@@ -15,7 +15,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import zip_longest
+from itertools import cycle, islice, zip_longest
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -96,7 +96,9 @@ class DaskExecutor(Executor):
         return len(self._workers())
 
     def homes(self, count: int, before: Sequence[str] = ()) -> tuple[str, ...]:
-        return place(count, self._wait_for_workers(), before)
+        workers = self._wait_for_workers()
+        # Neighbours are alike in size, so they are dealt out in turn.
+        return place(count, workers, before or tuple(islice(cycle(sorted(workers)), count)))
 
     def at_homes(
         self,

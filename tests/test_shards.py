@@ -190,7 +190,7 @@ def test_memory_stays_within_its_limit_and_shards_take_it_from_this_process(
 
     def peak(executor: Executor, shard_labels: bool) -> tuple[int, Solution]:
         options = Options(
-            shard_labels=shard_labels, assemble=False, max_iter=6, block_size=8, memory_limit=limit, tol=1e-9
+            shard_labels=shard_labels, assemble=False, max_iter=3, block_size=8, memory_limit=limit, tol=1e-12
         )
         tracemalloc.start()
         try:
