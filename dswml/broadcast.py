@@ -76,18 +76,19 @@ class Broadcast:
         self._held_up_until = 0.0
         self._bundles: dict[str, _Bundle] = {}  # by their first key
 
-    def send(self, value: Any, kind: str = "payload") -> Future[Any]:
-        """Send a value; it is dropped when the future is."""
+    def send(self, value: Any, kind: str = "payload", home: str | None = None) -> Future[Any]:
+        """Send a value, to one worker or to all; it is dropped when the future is."""
         key = f"{kind}-{uuid.uuid4().hex}"
-        wanted = set(self._workers())
+        wanted = set(self._workers()) if home is None else {home}
 
         def look() -> None:
             gone = wanted.difference(self._workers())
             if gone:
                 raise SendError(f"{', '.join(sorted(gone))} left while a value was sent there")
 
-        everywhere = time.monotonic() >= self._held_up_until
-        sent = self._client.scatter({key: value}, broadcast=everywhere, asynchronous=True)
+        everywhere = home is None and time.monotonic() >= self._held_up_until
+        only = None if home is None else [home]
+        sent = self._client.scatter({key: value}, workers=only, broadcast=everywhere, asynchronous=True)
         try:
             return wait_for(self._client, sent, look)[key]
         except SendError:

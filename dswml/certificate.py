@@ -99,21 +99,25 @@ def _deflated_bound(
     """Return a bound on tau^2 and the leading Ritz vectors outside the block."""
     n_labels = q.shape[0]
     starts = min(STARTS, n_labels - q.shape[1])
-    krylov = np.zeros((n_labels, 0))
-    images = np.zeros((n_labels, 0))
-    new = _outside(rng.standard_normal((n_labels, starts)), q, krylov)
-    steps = 0
+    krylov = np.empty((n_labels, STEPS * starts), order="F")
+    ritz = np.zeros((STEPS * starts, STEPS * starts))
+    steps = count = 0
+    new = _outside(rng.standard_normal((n_labels, starts)), q, krylov[:, :0])
     for _ in range(STEPS):
         if not new.shape[1]:
             break
         image = transpose_times(times(new))
         image = image - q @ (q.T @ image)
-        krylov, images = np.hstack([krylov, new]), np.hstack([images, image])
+        before, count = count, count + new.shape[1]
+        krylov[:, before:count] = new
+        # The operator is symmetric, so the images of earlier vectors need not be kept.
+        ritz[:count, before:count] = krylov[:, :count].T @ image
+        ritz[before:count, :count] = ritz[:count, before:count].T
         steps += 1
-        if krylov.shape[1] + q.shape[1] >= n_labels:
+        if count + q.shape[1] >= n_labels:
             break
-        new = _outside(image, q, krylov)
-    ritz = krylov.T @ images
+        new = _outside(image, q, krylov[:, :count])
+    krylov, ritz = krylov[:, :count], ritz[:count, :count]
     values, vectors = np.linalg.eigh((ritz + ritz.T) / 2)
     leaders = krylov @ vectors[:, ::-1][:, :STARTS]
     theta = max(float(values[-1]), 0.0)

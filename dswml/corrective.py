@@ -11,9 +11,12 @@ accelerated projected gradient method on them. Nothing here reads the data.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -23,8 +26,10 @@ from .errors import UsageError
 
 __all__ = [
     "Corrected",
+    "Part",
     "Quadratic",
     "Statistics",
+    "cut_labels",
     "plan_directions",
     "project_nuclear",
     "solve",
@@ -32,11 +37,15 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 #: A label with this many positives per direction is held as its Gram matrix.
 GRAM_FROM = 2
-#: Work (multiplications) below which threads cost more than they bring.
-SERIAL_WORK = 1_000_000
+#: Labels and their positives in a part of the small problem, and most parts; threads share the parts.
+PART_WORK = 32_768
+MAX_PARTS = 16
+#: Entries of M that are worked on at a time: a few such arrays fit into a processor's cache.
+STEP_ENTRIES = 2**15
 #: Iterations between two looks at the gap of the small problem.
 CHECK_EVERY = 8
 #: Gradient steps before splitting takes over, and steps of the latter.
@@ -99,15 +108,15 @@ class Statistics:
     """Sums over the data for a growing basis: G0, b_l, and C_l or the rows it is made of.
 
     A label with many positives is held as its Gram matrix C_l, one with few as the rows z_i
-    themselves, whichever is smaller to multiply with. Gram matrices listed in ``place`` arrive
-    as sums from the workers; the others are made here from the rows.
+    themselves, whichever is smaller to multiply with. What is listed in ``place`` arrives as sums
+    from the workers; the rest is made here from the rows.
 
     Parameters
     ----------
     label_counts : ndarray (L,)
         Positives of each label.
     place : ndarray (L,)
-        Position of a label among the Gram matrices summed on the workers, or -1.
+        Position of a label among those summed on the workers, or -1.
     indptr, rows : ndarray
         For each label without one, which of the light rows are active (CSC).
     """
@@ -116,25 +125,37 @@ class Statistics:
         self.counts, self.indptr, self.rows = label_counts, indptr, rows
         self.n_labels, self.nnz = label_counts.size, int(label_counts.sum())
         self._summed = np.flatnonzero(place >= 0)[np.argsort(place[place >= 0])]
-        self.place = place.astype(np.int64)
+        self._light = np.flatnonzero(place < 0)
+        self.z = np.zeros((int(rows.max(initial=-1)) + 1, 0))
+        self._empty()
+
+    def _empty(self) -> None:
         self.rank = 0
+        #: Columns that came at a time, since the basis was last rotated.
+        self.widths: list[int] = []
         self.g0 = np.zeros((0, 0))
         self.positives = np.zeros((self.n_labels, 0))
         self.grams = np.zeros((self._summed.size, 0, 0))
-        n_light = int(rows.max(initial=-1)) + 1
-        self.z = np.zeros((n_light, 0))
+        self.place = np.full(self.n_labels, -1, dtype=np.int64)
+        self.place[self._summed] = np.arange(self._summed.size)
+        self.z = self.z[:, :0]
 
     def append(
         self, g0_columns: Array, positives: Array, z: Array | None = None, grams: Array | None = None
     ) -> None:
-        """Add new columns: G0's (r x m), b's (L x m), the light rows' and the summed Gram matrices'.
+        """Add new columns: G0's (r x m), the summed labels' b_l, the light rows' and the summed C_l's.
 
         Without the light rows the C_l are not held, which does for p0 = 1/2.
         """
         old, new = self.rank, g0_columns.shape[1]
-        self.rank = rank = old + new
-        self.g0 = _bordered(self.g0[None], g0_columns[None])[0]
-        self.positives = np.hstack([self.positives, positives])
+        self._append_g0(g0_columns)
+        rank = self.rank
+        grown = np.empty((self.n_labels, rank))
+        grown[:, :old] = self.positives
+        self.positives = grown
+        grown[self._summed, old:] = positives
+        if z is not None:
+            kernels.add_up_rows(self.indptr, self.rows, self._light, z, grown[:, old:])
         if z is None:
             return
         self.z = np.hstack([self.z, z])
@@ -153,14 +174,46 @@ class Statistics:
         self.place = np.full(self.n_labels, -1, dtype=np.int64)
         self.place[np.concatenate([self._summed, made])] = np.arange(columns.shape[0])
 
+    def _append_g0(self, columns: Array) -> None:
+        self.rank += columns.shape[1]
+        self.widths = [*self.widths, columns.shape[1]]
+        self.g0 = _bordered(self.g0[None], columns[None])[0]
+
     def rotate(self, rotation: Array) -> None:
         """Replace the basis U by ``U @ rotation`` (r x r', orthonormal columns)."""
-        self.rank = rotation.shape[1]
-        self.g0 = rotation.T @ self.g0 @ rotation
-        self.positives = self.positives @ rotation
+        summed = slice(self._summed.size)
+        g0, positives = rotation.T @ self.g0 @ rotation, self.positives[self._summed] @ rotation
+        z = grams = None
         if self.z.shape[1]:
-            self.z = self.z @ rotation
-            self.grams = np.matmul(rotation.T, np.matmul(self.grams, rotation))
+            z = self.z @ rotation
+            grams = np.matmul(rotation.T, np.matmul(self.grams[summed], rotation))
+        self._empty()
+        self.append(g0, positives, z, grams)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold: arrays, and the widths of the pieces."""
+        return {name: getattr(self, name) for name in ("g0", "positives", "grams", "z", "place", "widths")}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take up a state, with sums over rows made again if another kind of statistics left them out."""
+        for name, value in state.items():
+            setattr(self, name, value)
+        self.rank = self.g0.shape[1]
+        if self.positives.shape[1] < self.rank:
+            self._remake()
+
+    def _remake(self) -> None:
+        g0, z, widths = self.g0, self.z, self.widths
+        self._empty()
+        self.extend(g0, z, widths)
+
+    def extend(self, g0: Array, z: Array, widths: Sequence[int]) -> None:
+        """Append pieces of the given widths, after which G0 is ``g0``, when no label is summed elsewhere."""
+        start = self.rank
+        for width in widths:
+            old, new = self.rank, self.rank + width
+            piece = np.ascontiguousarray(z[:, old - start : new - start])
+            self.append(g0[:new, old:new], np.zeros((0, width)), piece)
 
 
 def _bordered(corner: Array, columns: Array) -> Array:
@@ -187,44 +240,51 @@ class Quadratic:
     p0 : float
         Weight of inactive labels.
     pool : ThreadPoolExecutor, optional
-        Threads to share the labels between; each label's result is the same with or without.
+        Threads to share the labels between; the sums have the same bits with or without.
     """
 
     def __init__(
         self, statistics: Statistics, n_rows: int, p0: float, pool: ThreadPoolExecutor | None = None
     ) -> None:
         self.statistics, self.n_rows, self.p0, self.pool = statistics, n_rows, p0, pool
-        work = np.where(
-            statistics.place >= 0,
-            statistics.rank**2,
-            2 * statistics.rank * np.diff(statistics.indptr),
-        )
-        total = float(work.sum())
-        parts = 1 if pool is None or total < SERIAL_WORK else 4
-        ends = np.searchsorted(np.cumsum(work), total * np.arange(1, parts) / parts)
-        self._ranges = list(zip([0, *ends], [*ends, statistics.n_labels], strict=True))
+        #: Where labels are fewer than directions, their Gram matrices are the smaller ones.
+        self.wide = statistics.n_labels < statistics.rank
+        self._parts = [
+            Part(statistics, first, stop, n_rows, p0, wide=self.wide)
+            for first, stop in cut_labels(statistics.counts, statistics.rank)
+        ]
+
+    @property
+    def decomposes(self) -> bool:
+        """Whether the problem is small enough for the Hessians of all labels to be decomposed."""
+        rank = self.statistics.rank
+        return self.statistics.n_labels * rank**2 * max(rank, 100) <= DECOMPOSED_WORK
 
     def gradient(self, mt: Array) -> Array:
         """Gradient with respect to M^T."""
-        stats = self.statistics
-        out = np.empty_like(mt)
-
-        def share(labels: tuple[int, int]) -> None:
-            kernels.add_gram_products(stats.grams, stats.place, *labels, mt, out)
-            kernels.add_row_products(stats.indptr, stats.rows, stats.place, *labels, stats.z, mt, out)
-
-        if self.p0 == 0.5:  # active and inactive labels weigh the same, and C_l drops out
-            out[:] = 0
-        elif self.pool is not None and len(self._ranges) > 1:
-            list(self.pool.map(share, self._ranges))
-        else:
-            for labels in self._ranges:
-                share(labels)
-        out *= 1 - 2 * self.p0
-        out += (self.p0 * mt) @ stats.g0
-        out -= (1 - self.p0) * stats.positives
-        out *= 2 / self.n_rows
+        out = np.empty(mt.shape)
+        self._all(lambda part: part.gradient(part.of(mt), part.of(out)))
         return out
+
+    def begin(self, mt: Array) -> None:
+        """Set the iterates of all parts to M^T."""
+        self._all(lambda part: part.begin(part.of(mt)))
+
+    def each(self, name: str, *arguments: Any) -> list[Any]:
+        """Return what a method of all parts returns, in the order of the labels."""
+        return self._all(lambda part: getattr(part, name)(*arguments))
+
+    def total(self, name: str, *arguments: Any) -> Any:
+        """Sum what a method of all parts returns, in the order of the labels."""
+        first, *rest = self.each(name, *arguments)
+        for one in rest:
+            first += one
+        return first
+
+    def _all(self, call: Callable[[Part], T]) -> list[T]:
+        if self.pool is None or len(self._parts) == 1:
+            return [call(part) for part in self._parts]
+        return list(self.pool.map(call, self._parts))
 
     def hessians(self) -> Array:
         """Second derivatives with respect to each m_l (L x r x r)."""
@@ -243,9 +303,156 @@ class Quadratic:
 
     def value(self, mt: Array, gradient: Array) -> float:
         """F at M, given the gradient there."""
+        return self.objective(float(np.vdot(mt, gradient)), float(np.vdot(self.statistics.positives, mt)))
+
+    def objective(self, slope: float, overlap: float) -> float:
+        """F at M, given <M, gradient> and <b, M>."""
         p1 = 1 - self.p0
-        linear = p1 / self.n_rows * float(np.vdot(self.statistics.positives, mt))
-        return 0.5 * float(np.vdot(mt, gradient)) - linear + p1 * self.statistics.nnz / self.n_rows
+        return 0.5 * slope + p1 / self.n_rows * (self.statistics.nnz - overlap)
+
+
+def cut_labels(label_counts: Array, rank: int) -> list[tuple[int, int]]:
+    """Ranges of labels of about the same work, one where they are no more than directions.
+
+    Examples
+    --------
+    >>> cut_labels(np.full(100, 10 * PART_WORK // 100), rank=50)[:2]
+    [(0, 10), (10, 20)]
+    """
+    work = np.cumsum(label_counts + 1)
+    parts = int(np.clip(work[-1] // PART_WORK, 1, MAX_PARTS)) if work.size > rank else 1
+    ends = np.searchsorted(work, work[-1] * np.arange(1, parts) / parts) + 1 if parts > 1 else ()
+    cuts = sorted({0, work.size, *(int(end) for end in ends)})
+    return list(pairwise(cuts))
+
+
+class Part:
+    """Some of the labels of the small problem, with the iterates of its solution.
+
+    It gives sums over its labels: a few numbers and r x r matrices. All work is done a few labels at a
+    time, so that what lies between two products stays in the processor's cache.
+    """
+
+    def __init__(
+        self, statistics: Statistics, first: int, stop: int, n_rows: int, p0: float, *, wide: bool = False
+    ) -> None:
+        self.statistics, self.first, self.stop, self.n_rows, self.p0 = statistics, first, stop, n_rows, p0
+        self.wide = wide
+        step = stop - first if self.wide else max(STEP_ENTRIES // max(statistics.rank, 1), 1)
+        self._steps = [slice(a, min(a + step, stop - first)) for a in range(0, stop - first, max(step, 1))]
+
+    def of(self, matrix: Array) -> Array:
+        """Return the rows of this part."""
+        return matrix[self.first : self.stop]
+
+    def gradient(self, mt: Array, out: Array) -> None:
+        """Gradient with respect to M^T of these labels."""
+        for labels in self._steps:
+            self._gradient(labels, mt[labels], mt[labels] @ (self.p0 * self.statistics.g0), out[labels])
+
+    def _gradient(self, labels: slice, mt: Array, power: Array, out: Array) -> None:
+        """The same for a few of them, given p0 M^T G0."""
+        stats = self.statistics
+        mine = slice(self.first + labels.start, self.first + labels.stop)
+        if self.p0 == 0.5:  # active and inactive labels weigh the same, and C_l drops out
+            out[:] = power
+        else:
+            count, place = labels.stop - labels.start, stats.place[mine]
+            indptr = stats.indptr[mine.start : mine.stop + 1]
+            kernels.add_gram_products(stats.grams, place, 0, count, mt, out)
+            kernels.add_row_products(indptr, stats.rows, place, 0, count, stats.z, mt, out)
+            out *= 1 - 2 * self.p0
+            out += power
+        out -= (1 - self.p0) * stats.positives[mine]
+        out *= 2 / self.n_rows
+
+    def begin(self, mt: Array) -> None:
+        """Set the iterate."""
+        self.x = self._x_before = mt
+        self._g = np.empty(mt.shape)
+        self.gradient(mt, self._g)
+        self._g_before = self._g
+        self._spare: list[tuple[Array, Array]] = []
+        self._start = mt  # the caller's, never written to
+
+    def iterate(self) -> Array:
+        """Return the iterate, the last one: what led to it is dropped."""
+        self._spare, self._x_before, self._g_before = [], self.x, self._g
+        return self.x
+
+    def sums(self, moved: bool) -> Array:
+        """<x, gradient>, <b, x> and the Gram matrix of the gradient, in one flat array."""
+        self._accept(moved)
+        positives = self.of(self.statistics.positives)
+        numbers = [np.vdot(self.x, self._g), np.vdot(positives, self.x)]
+        return np.concatenate([numbers, self.gradient_gram(self.wide).ravel()])
+
+    def gradient_gram(self, wide: bool = False) -> Array:
+        """Gram matrix of the gradient between directions or, where it is wide, labels."""
+        return self._gram(lambda labels: self._g[labels], wide)
+
+    def gradient_times(self, columns: Array) -> Array:
+        """Product of the gradient (labels x directions) with a few columns."""
+        product: Array = self._g @ columns
+        return product
+
+    def ahead_gram(self, moved: bool, weight: float, curvature: float) -> Array:
+        """Gram matrix of the point that a step from the extrapolated iterate leads to."""
+        self._accept(moved)
+        return self._gram(lambda labels: self._ahead(labels, weight, curvature)[2], self.wide)
+
+    def _gram(self, rows: Callable[[slice], Array], wide: bool) -> Array:
+        side = self.stop - self.first if wide else self.statistics.rank
+        out = np.zeros((side, side))
+        for labels in self._steps:
+            piece = rows(labels)
+            out += piece @ piece.T if wide else piece.T @ piece
+        return out
+
+    def _ahead(self, labels: slice, weight: float, curvature: float) -> tuple[Array, Array, Array]:
+        """Extrapolated iterate y, the gradient there, and where the step from y leads."""
+        y, gradient = self.x[labels], self._g[labels]
+        if weight:
+            y = y + weight * (y - self._x_before[labels])
+            gradient = gradient + weight * (gradient - self._g_before[labels])
+        return y, gradient, y - gradient / curvature
+
+    def move(self, weight: float, curvature: float, factors: tuple[Array, Array] | None) -> Array:
+        """Make the projected step from y to x'; return ||x' - y||^2, <x' - y, g' - g_y>, <x' - y, x' - x>."""
+        if not self._spare:
+            self._spare.append((np.empty(self.x.shape), np.empty(self.x.shape)))
+        x_new, g_new = self._spare[0]
+        out = np.zeros(3)
+        g0 = self.p0 * self.statistics.g0
+        if factors is not None and not self.wide:
+            g0 = factors[1] @ g0
+        for labels in self._steps:
+            y, gradient, ahead = self._ahead(labels, weight, curvature)
+            if factors is None:
+                x_new[labels] = low = ahead
+            elif self.wide:
+                x_new[labels] = low = factors[0] @ (factors[1] @ ahead)
+            else:
+                low = ahead @ factors[0]
+                np.matmul(low, factors[1], out=x_new[labels])
+            self._gradient(labels, x_new[labels], low @ g0, g_new[labels])
+            moved = x_new[labels] - y
+            out += (
+                np.vdot(moved, moved),
+                np.vdot(moved, g_new[labels] - gradient),
+                np.vdot(moved, x_new[labels] - self.x[labels]),
+            )
+        return out
+
+    def _accept(self, moved: bool) -> None:
+        """Make the new point the iterate, if all parts together have moved on."""
+        if not moved:
+            return
+        before = (self._x_before, self._g_before)
+        self._x_before, self._g_before = self.x, self._g
+        self.x, self._g = self._spare.pop()
+        if before[0] is not self._start:
+            self._spare.append(before)
 
 
 def project_nuclear(mt: Array, radius: float) -> Array:
@@ -258,10 +465,22 @@ def project_nuclear(mt: Array, radius: float) -> Array:
            [0., 0.]])
     """
     tall = mt.shape[0] >= mt.shape[1]
-    squares, vectors = np.linalg.eigh(mt.T @ mt if tall else mt @ mt.T)
+    factors = shrinking_factors(mt.T @ mt if tall else mt @ mt.T, radius)
+    if factors is None:
+        return mt
+    projected: Array = (mt @ factors[0]) @ factors[1] if tall else factors[0] @ (factors[1] @ mt)
+    return projected
+
+
+def shrinking_factors(gram: Array, radius: float) -> tuple[Array, Array] | None:
+    """Factors of the matrix that projects onto the nuclear ball whatever has this Gram matrix.
+
+    They are None where it is in the ball already.
+    """
+    squares, vectors = np.linalg.eigh(gram)
     values = np.sqrt(np.maximum(squares, 0))
     if values.sum() <= radius:
-        return mt
+        return None
     descending = values[::-1]
     counts = np.arange(1, values.size + 1)
     above = np.cumsum(descending) - counts * descending  # exactly 0 for the largest, whatever the scale
@@ -269,26 +488,26 @@ def project_nuclear(mt: Array, radius: float) -> Array:
     vectors, largest = vectors[:, -count:], values[-count:]
     shrunk = (radius - (largest.sum() - count * largest)) / count
     factors = np.clip(shrunk / np.maximum(largest, 1e-300), 0, 1)
-    projected: Array = (
-        (mt @ (vectors * factors)) @ vectors.T if tall else vectors * factors @ (vectors.T @ mt)
-    )
-    return projected
+    return vectors * factors, np.ascontiguousarray(vectors.T)
 
 
 def top_singular_value(matrix: Array) -> float:
     """Largest singular value, through the smaller Gram matrix."""
     if not matrix.size:
         return 0.0
-    gram = matrix.T @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.T
-    return float(np.sqrt(max(np.linalg.eigvalsh(gram)[-1], 0.0)))
+    return _root(matrix.T @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.T)
+
+
+def _root(gram: Array) -> float:
+    """Square root of the largest eigenvalue."""
+    return float(np.sqrt(max(np.linalg.eigvalsh(gram)[-1], 0.0))) if gram.size else 0.0
 
 
 @dataclass(frozen=True)
 class Corrected:
-    """Solution of the small problem: M^T, the gradient and F there, its gap, and the curvature met."""
+    """Solution of the small problem: M^T and F there, its gap, and the curvature met."""
 
     mt: Array
-    gradient: Array
     objective: float
     gap: float
     curvature: float
@@ -307,8 +526,7 @@ def solve(
     found = _accelerated_gradient(problem, start, radius, tol, curvature, GRADIENT_STEPS)
     if found.gap <= tol:
         return found
-    stats = problem.statistics
-    if stats.n_labels * stats.rank**2 * max(stats.rank, 100) <= DECOMPOSED_WORK:
+    if problem.decomposes:
         split = _splitting(problem, found, radius, tol)
         return split if split.gap < found.gap else found
     return _accelerated_gradient(problem, found.mt, radius, tol, found.curvature, 4 * GRADIENT_STEPS)
@@ -323,34 +541,33 @@ def _accelerated_gradient(
     iteration costs one multiplication with the statistics. The step follows the largest curvature
     met along the way, which is far below the largest there is.
     """
-    x = start
-    gradient_x = problem.gradient(x)
-    y, gradient_y = x, gradient_x
-    momentum, iteration = 1.0, 0
+    problem.begin(start)
+    momentum, weight, moved, iteration = 1.0, 0.0, False, 0
     curvature *= 0.3
     while True:
-        gap = _gap(x, gradient_x, radius)
+        slope, overlap, *entries = problem.total("sums", moved)
+        moved = False
+        side = math.isqrt(len(entries))
+        gap = float(slope + radius * _root(np.reshape(entries, (side, side))))
         if gap <= tol or iteration >= max_iter:
             break
         for _ in range(CHECK_EVERY):
             while True:
-                x_new = project_nuclear(y - gradient_y / curvature, radius)
-                gradient_new = problem.gradient(x_new)
-                move = x_new - y
-                length = float(np.vdot(move, move))
-                met = float(np.vdot(move, gradient_new - gradient_y))
+                gram = problem.total("ahead_gram", moved, weight, curvature)
+                moved = False
+                factors = shrinking_factors(gram, radius)
+                length, met, onward = problem.total("move", weight, curvature, factors)
                 if met <= curvature * length * (1 + 1e-10):
                     break
                 curvature = max(1.3 * curvature, 1.01 * met / length)
-            if float(np.vdot(y - x_new, x_new - x)) > 0:
+            if onward < 0:
                 momentum = 1.0
             following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
-            weight = (momentum - 1) / following
-            y = x_new + weight * (x_new - x)
-            gradient_y = gradient_new + weight * (gradient_new - gradient_x)
-            x, gradient_x, momentum = x_new, gradient_new, following
+            weight = float((momentum - 1) / following)
+            momentum, moved = following, True
             iteration += 1
-    return Corrected(x, gradient_x, problem.value(x, gradient_x), gap, curvature, iteration)
+    objective = problem.objective(float(slope), float(overlap))
+    return Corrected(np.concatenate(problem.each("iterate")), objective, gap, float(curvature), iteration)
 
 
 def _splitting(problem: Quadratic, start: Corrected, radius: float, tol: float) -> Corrected:
@@ -374,7 +591,7 @@ def _splitting(problem: Quadratic, start: Corrected, radius: float, tol: float) 
         gap = _gap(feasible, gradient, radius)
         if gap < best.gap:
             value = problem.value(feasible, gradient)
-            best = Corrected(feasible, gradient, value, gap, start.curvature, start.iterations + iteration)
+            best = Corrected(feasible, value, gap, start.curvature, start.iterations + iteration)
         if gap <= tol:
             break
         apart = float(np.linalg.norm(free - feasible))

@@ -15,6 +15,7 @@ from array import array
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import cycle, islice, zip_longest
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ from .executor import (
     Combine,
     Executor,
     Function,
+    HomesLostError,
     OnResult,
     Shared,
     available_memory,
@@ -88,6 +90,82 @@ class DaskExecutor(Executor):
     @property
     def n_slots(self) -> int:  # type: ignore[override]
         return max(sum(self._workers().values()), 1)
+
+    @property
+    def n_processes(self) -> int:
+        return len(self._workers())
+
+    def homes(self, count: int, before: Sequence[str] = ()) -> tuple[str, ...]:
+        workers = self._wait_for_workers()
+        # Neighbours are alike in size, so they are dealt out in turn.
+        return place(count, workers, before or tuple(islice(cycle(sorted(workers)), count)))
+
+    def at_homes(
+        self,
+        function: Function[R],
+        homes: Sequence[str],
+        payload: Any = None,
+        values: Callable[[int], Any] | None = None,
+    ) -> list[R]:
+        threads = self._wait_for_workers()
+        numbers: dict[str, list[int]] = {home: [] for home in homes}
+        for number, home in enumerate(homes):
+            numbers[home].append(number)
+        # What is for one number alone travels one a worker at a time, so that nobody holds all of it.
+        turns: list[list[list[int]]] = [
+            [
+                own[k :: threads.get(home, 1)]
+                for home, own in numbers.items()
+                for k in range(threads.get(home, 1))
+            ]
+        ]
+        if values is not None:
+            turns = [[[each] for each in turn if each is not None] for turn in zip_longest(*numbers.values())]
+        results: dict[int, R] = {}
+        try:
+            for turn in turns:
+                results |= self._at_homes(function, [own for own in turn if own], homes, payload, values)
+        except LOST as error:
+            if self.client.status != "running":
+                raise self._unreachable() from error
+            raise HomesLostError from error
+        return [results[number] for number in range(len(homes))]
+
+    def _at_homes(
+        self,
+        function: Function[R],
+        shares: Sequence[list[int]],
+        homes: Sequence[str],
+        payload: Any,
+        values: Callable[[int], Any] | None,
+    ) -> dict[int, R]:
+        """Call the function for some of the numbers, each share of them in one task."""
+
+        def look() -> None:
+            gone = set(homes).difference(self._workers(paused=True))
+            if gone:
+                raise HomesLostError(f"{', '.join(sorted(gone))} left with what it held")
+
+        look()
+        graph: dict[str, Task] = {}
+        name = f"{funcname(function)}-{uuid.uuid4().hex}"
+        keys = {f"{name}-{own[0]}": own for own in shares}
+        sent: list[Future[Any]] = []
+        for key, own in keys.items():
+            if values is not None:
+                sent.append(self._broadcast.send(values(own[0]), home=homes[own[0]]))
+            graph[key] = Task(
+                key, _at_home, function, own, payload, *(TaskRef(each.key) for each in sent[-1:])
+            )
+        futures = self._submit(graph, list(keys), list(keys), homes, strict=True)
+        results: dict[int, R] = {}
+        try:
+            for key in self._as_finished(futures, look=look):
+                results |= zip(keys[key], self._result(futures[key]), strict=True)
+                futures.pop(key).release()
+        finally:
+            _release(futures)
+        return results
 
     def map(
         self,
@@ -186,9 +264,14 @@ class DaskExecutor(Executor):
         return homes
 
     def _submit(
-        self, graph: dict[str, Task], leaves: list[str], wanted: list[str], homes: Sequence[str]
+        self,
+        graph: dict[str, Task],
+        leaves: list[str],
+        wanted: list[str],
+        homes: Sequence[str],
+        strict: bool = False,
     ) -> dict[str, Future[Any]]:
-        """Submit all tasks in one message, every leaf to its worker."""
+        """Submit all tasks in one message, every leaf to its worker; to no other if that is strict."""
         self._anchor(graph)
         names = sorted(set(homes))
         numbers = {name: number for number, name in enumerate(names)}
@@ -204,8 +287,10 @@ class DaskExecutor(Executor):
             begin, _, number = key.rpartition("-")
             return -int(number) - 1 if begin == prefix else 0
 
-        bound = not any(graph[leaf].args[3] for leaf in leaves)  # else they go where their results are
-        where = {"workers": home, "allow_other_workers": True} if bound else {}
+        bound = strict or not any(
+            graph[leaf].args[3] for leaf in leaves
+        )  # else they go where their results are
+        where = {"workers": home, "allow_other_workers": not strict} if bound else {}
         with dask.annotate(priority=order, **where):
             futures: list[Future[Any]] = self.client.get(graph, wanted, sync=False)
         return dict(zip(wanted, futures, strict=True))
@@ -254,20 +339,24 @@ class DaskExecutor(Executor):
                 ) from error
 
     def _as_finished(
-        self, futures: Mapping[str, Future[Any]], report: Callable[[], None] | None = None
+        self,
+        futures: Mapping[str, Future[Any]],
+        report: Callable[[], None] | None = None,
+        look: Callable[[], object] | None = None,
     ) -> Iterator[str]:
         """Yield the keys of results as they are made, as long as there is a cluster that can make them."""
         finished: SimpleQueue[str] = SimpleQueue()
         for future in futures.values():
             future.add_done_callback(lambda each: finished.put(each.key))
-        look = time.monotonic() + LOOK_EVERY
+        look = look or self._wait_for_workers
+        looked = time.monotonic()
         for _ in range(len(futures)):
             while (key := _next(finished, LOOK_EVERY if report is None else REPORT_EVERY)) is None:
                 if report is not None:
                     report()
-                if time.monotonic() >= look:
-                    self._wait_for_workers()
-                    look = time.monotonic() + LOOK_EVERY
+                if time.monotonic() >= looked + LOOK_EVERY:
+                    look()
+                    looked = time.monotonic()
             yield key
         if report is not None:
             report()
@@ -286,13 +375,14 @@ class DaskExecutor(Executor):
             time.sleep(0.2)
         return workers
 
-    def _workers(self) -> dict[str, int]:
-        """Return the threads of all workers but those that are paused or about to leave."""
+    def _workers(self, paused: bool = False) -> dict[str, int]:
+        """Return the threads of all workers; of those paused or about to leave, only if asked."""
         if self.client.status != "running":
             raise self._unreachable()
+        scheduler = self.client.scheduler
         try:
             workers: dict[str, int] = self.client.sync(
-                self.client.scheduler.ncores_running, callback_timeout=ANSWER_SECONDS
+                scheduler.ncores if paused else scheduler.ncores_running, callback_timeout=ANSWER_SECONDS
             )
         except (OSError, TimeoutError) as error:
             raise self._unreachable() from error
@@ -423,6 +513,11 @@ def _call(
     then = following[1] if following is not None and get_worker().address == following[0] else None
     with one_blas_thread(), lend(dict(zip(lent, results, strict=True))), expecting(then):
         return function(item, payload, *(value for bundle in bundles for value in bundle))
+
+
+def _at_home(function: Function[R], numbers: Sequence[int], payload: Any, *own: Any) -> list[R]:
+    with one_blas_thread():
+        return [function(number, payload, *own) for number in numbers]
 
 
 def _combine(combine: Combine[R], *results: R) -> R:

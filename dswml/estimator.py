@@ -75,7 +75,9 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
     cache : {"auto", "memory", "none"}, default="auto"
         What workers keep of the row blocks: what finds room, all of X, or nothing.
     memory_limit : int or str, default="2 GiB"
-        Memory for the factors and statistics in the fitting process; decides how many directions are kept.
+        Memory for the factors and statistics; decides how many directions are kept. The fitting process
+        holds them or, where labels take half of it and there are several worker processes with room, these
+        hold what belongs to the labels.
     callbacks : sequence of callable, optional
         Each is called with the record of every iteration; one that returns True ends the fit.
     checkpoint : Checkpoints, optional

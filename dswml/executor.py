@@ -26,6 +26,7 @@ from threadpoolctl import ThreadpoolController
 __all__ = [
     "ARITY",
     "Executor",
+    "HomesLostError",
     "InProcessExecutor",
     "Shared",
     "available_memory",
@@ -57,11 +58,20 @@ class Shared:
     value: Any
 
 
+class HomesLostError(Exception):
+    """A process that held something is gone, or holds it no more."""
+
+
 class Executor(ABC):
     """Runs pure functions over numbered items, anywhere."""
 
     #: Number of tasks that can run at once.
     n_slots: int = 1
+
+    @property
+    def n_processes(self) -> int:
+        """Number of processes besides this one that work."""
+        return 0
 
     @abstractmethod
     def map(
@@ -91,6 +101,28 @@ class Executor(ABC):
         """Combine ``function(item, payload, *shared_values)`` over all items in a fixed tree.
 
         ``on_result(number_done)`` is called in this thread as the work advances.
+        """
+
+    @abstractmethod
+    def homes(self, count: int, before: Sequence[str] = ()) -> tuple[str, ...]:
+        """Return a process for each of so many items, so far as possible the one that it had before."""
+
+    @abstractmethod
+    def at_homes(
+        self,
+        function: Function[R],
+        homes: Sequence[str],
+        payload: Any = None,
+        values: Callable[[int], Any] | None = None,
+    ) -> list[R]:
+        """Return ``function(number, payload)`` of every number, called in its home and nowhere else.
+
+        ``values(number)`` makes what only one number needs, as a third argument, when it is its turn.
+
+        Raises
+        ------
+        HomesLostError
+            If a home is gone.
         """
 
     @abstractmethod
@@ -332,6 +364,21 @@ class InProcessExecutor(Executor):
         if on_result is not None:
             results = _counted(results, on_result)
         return tree_combine(results, combine)
+
+    def homes(self, count: int, before: Sequence[str] = ()) -> tuple[str, ...]:
+        return ("",) * count
+
+    def at_homes(
+        self,
+        function: Function[R],
+        homes: Sequence[str],
+        payload: Any = None,
+        values: Callable[[int], Any] | None = None,
+    ) -> list[R]:
+        def call(number: int, payload: Any) -> R:
+            return function(number, payload, *(() if values is None else (values(number),)))
+
+        return self.map(call, range(len(homes)), payload)
 
     def forget(self, keys: Iterable[str]) -> None:
         pass

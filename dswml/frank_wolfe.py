@@ -17,7 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,15 +25,18 @@ import numpy.typing as npt
 from . import oracle
 from .certificate import singular_value_bound
 from .corrective import Quadratic, plan_directions, solve
-from .errors import UsageError
+from .errors import ClusterError, UsageError
+from .executor import HomesLostError
 from .oracle import Answer
 from .problem import Problem
+from .shards import shards_nbytes
 from .solution import Certificate, Options, Record, Solution
 from .solver_state import restore_run, run_state
 
 __all__ = ["Certificate", "Options", "Record", "Solution", "frank_wolfe", "is_assembled", "result_nbytes"]
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 #: Largest gradient (D x L entries) that is assembled, and largest smaller side that is decomposed.
 ASSEMBLED_ENTRIES = 4_000_000
@@ -42,6 +45,12 @@ ASSEMBLED_SIDE = 2048
 MIN_BLOCK, MAX_BLOCK = 20, 80
 #: Share of the memory limit that the result of a task may take; a node of the tree of sums holds nine.
 RESULTS_SHARE = 1 / 64
+#: The workers hold the label side of the small problem when it is this share of the memory limit.
+SHARDED_SHARE = 0.5
+#: Share of the workers' memory for tasks that shards may take.
+WORKERS_SHARE = 2 / 3
+#: Times that an iteration may lose shards of the labels.
+SMALL_ATTEMPTS = 5
 #: The small problem is solved to this share of the current gap.
 INNER_SHARE = 0.1
 #: The gap is relative to F(W), or to this share of F(0) where F(W) is smaller still.
@@ -69,12 +78,12 @@ def result_nbytes(n_features: int, n_labels: int, memory_limit: int = 2**31) -> 
     Examples
     --------
     >>> result_nbytes(1000, 100), result_nbytes(50_000, 50_000) <= RESULTS_SHARE * 2**31
-    (1568000, True)
+    (1504000, True)
     """
-    width = min(MAX_BLOCK, n_features, n_labels)
+    width, entries = min(MAX_BLOCK, n_features, n_labels), n_features + n_labels
     if is_assembled(n_features, n_labels):
-        return 8 * (n_features * n_labels + width * (n_features + 2 * n_labels))
-    return 8 * min(width, _fitting(n_features + 2 * n_labels, memory_limit)) * (n_features + 2 * n_labels)
+        return 8 * (n_features * n_labels + width * entries)
+    return int(min(8 * width * entries, max(RESULTS_SHARE * memory_limit, 8 * 2 * entries)))
 
 
 def _fitting(entries: int, memory_limit: int) -> int:
@@ -108,7 +117,6 @@ class Run:
         self.iteration = 0
         self.curvature = 1e-6
         self.last_right = np.zeros((problem.n_labels, 0))
-        self.small_gradient = np.zeros((problem.n_labels, 0))
         self.history: list[Record] = []
         self.certificate: Certificate | None = None
         self.certify_below = options.tol
@@ -120,14 +128,15 @@ class Run:
             self.cap, place = plan_directions(
                 problem.n_rows, problem.n_features, problem.label_counts, options.memory_limit
             )
-            problem.keep_statistics(place)
+            problem.keep_statistics(place, self.shards(place))
             light_rows = min(problem.n_rows, int(problem.label_counts[place < 0].sum()))
+            summed = np.count_nonzero(place >= 0) if problem.p0 != 0.5 else problem.n_labels
         else:  # no statistics, so more directions
-            light_rows = 0
+            light_rows, summed = 0, problem.n_labels
             no_positives = np.zeros_like(problem.label_counts)
             self.cap, _ = plan_directions(0, problem.n_features, no_positives, options.memory_limit)
-        # New directions come with X^T Z', two products with the labels and, once in all, light rows of Z'.
-        entries = problem.n_features + 2 * problem.n_labels + light_rows // 4
+        # New directions come with X^T Z', sums over rows of labels and, once in all, light rows of Z'.
+        entries = problem.n_features + int(summed) + light_rows // 4
         self.most_at_once = problem.n_features if self.assemble else _fitting(entries, options.memory_limit)
         # What the oracle reads at least, and what the step and the next oracle read together.
         oracle_reads = 1 if self.assemble else 2
@@ -234,16 +243,21 @@ class Run:
         problem.append(problem.gradient_times(self.mt, start, sums["right"]))
         fresh = problem.basis[:, self.mt.shape[1] :]
         if fresh.shape[1]:
-            image = problem.gradient_transpose_times(self.mt, fresh, problem.sweep(self.mt)["residual"])
+            problem.sweep(None)
             self.mt = np.pad(self.mt, ((0, 0), (0, fresh.shape[1])))
-            self.small_gradient = np.hstack([self.small_gradient, image])
         if not problem.rank:
             return oracle.nothing_found(problem, start, *value_and_slope)
-        squares, coordinates = np.linalg.eigh(self.small_gradient.T @ self.small_gradient)
+        left, values, right = self.small(lambda small: self.leading(small, start.shape[1]))
+        return Answer(left, values, right, *value_and_slope, exact=False)
+
+    def leading(self, small: Quadratic, count: int) -> tuple[Array, Array, Array]:
+        """The leading singular triples of the gradient so far as the basis contains them."""
+        small.begin(self.mt)
+        squares, coordinates = np.linalg.eigh(small.total("gradient_gram"))
         values = np.sqrt(np.maximum(squares[::-1], 0))
-        coordinates = coordinates[:, ::-1][:, : start.shape[1]]
-        right = self.small_gradient @ coordinates / np.maximum(values[: coordinates.shape[1]], 1e-300)
-        return Answer(problem.basis @ coordinates, values, right, *value_and_slope, exact=False)
+        coordinates = coordinates[:, ::-1][:, :count]
+        scaled = coordinates / np.maximum(values[: coordinates.shape[1]], 1e-300)
+        return self.problem.basis @ coordinates, values, np.concatenate(small.each("gradient_times", scaled))
 
     def gap(self, answer: Answer) -> tuple[float, bool]:
         """The gap, and whether it is certified; the costly certificate waits until it can succeed."""
@@ -278,8 +292,7 @@ class Run:
             )
 
         rng = np.random.default_rng([self.options.seed, self.iteration, 1])
-        vectors, weights, _ = np.linalg.svd(mt, full_matrices=False) if mt.size else (mt, np.zeros(0), mt)
-        range_of_w = vectors[:, weights > 1e-9 * max(weights.max(initial=0.0), 1e-300)]
+        range_of_w = oracle.leading_vectors(mt)
         block = np.hstack([answer.right[:, : range_of_w.shape[1] + MIN_BLOCK], range_of_w])
         bound = singular_value_bound(times, transpose_times, block, rng, self.passes_left())
         if bound is None:
@@ -333,23 +346,48 @@ class Run:
             width = min(self.options.block_size or width, answer.left.shape[1], self.widest())
             self.make_room(width)
             if problem.append(-answer.left[:, :width]):
-                problem.sweep(self.mt)
+                problem.sweep(None)
                 self.mt = np.pad(self.mt, ((0, 0), (0, problem.rank - self.mt.shape[1])))
-        corrected = solve(
-            self.small_problem(),
-            self.mt,
-            problem.radius,
-            max(INNER_SHARE * gap, 1e-14 * self.scale(answer)),
-            curvature=self.curvature,
+        tol = max(INNER_SHARE * gap, 1e-14 * self.scale(answer))
+        corrected = self.small(
+            lambda small: solve(small, self.mt, problem.radius, tol, curvature=self.curvature)
         )
         self.curvature = corrected.curvature
-        self.small_gradient = corrected.gradient
         return corrected.mt
 
-    def small_problem(self) -> Quadratic:
-        problem = self.problem
-        assert problem.statistics is not None
-        return Quadratic(problem.statistics, problem.n_rows, problem.p0, self.pool)
+    def shards(self, place: Array) -> int:
+        """Bytes of the label side if the workers are to hold it, else 0.
+
+        They are if its share of the memory is SHARDED_SHARE, labels are summed nowhere else, and there are
+        several processes with room for it. The number of directions, and so the bits, is the same.
+        """
+        problem, options, executor = self.problem, self.options, self.problem.executor
+        nbytes = shards_nbytes(problem.label_counts, self.cap)
+        possible = problem.p0 != 0.5 and place.max(initial=-1) < 0 and problem.n_labels > self.cap
+        if options.shard_labels is not None:
+            if options.shard_labels and not possible:
+                raise UsageError(
+                    "labels can be sharded only where they are more than directions, p0 is not 1/2, and the "
+                    "scores of all rows fit into memory_limit: raise it, or leave shard_labels out"
+                )
+            return nbytes if options.shard_labels else 0
+        large = 8 * 8 * self.cap * problem.n_labels >= SHARDED_SHARE * options.memory_limit
+        if not (possible and large and not self.assemble and executor.n_processes > 1):
+            return 0
+        room = WORKERS_SHARE * executor.memory_per_slot() * executor.n_slots
+        return nbytes if nbytes <= room else 0
+
+    def small(self, call: Callable[[Quadratic], T]) -> T:
+        """Work on the small problem; from its beginning again when workers that held some of it are lost."""
+        for _ in range(SMALL_ATTEMPTS):
+            try:
+                return call(self.problem.small_problem(self.pool))
+            except HomesLostError as error:
+                warnings.warn(f"the small problem is begun again: {error or 'a shard is lost'}", stacklevel=2)
+        raise ClusterError(
+            f"workers that held shards of the labels were lost {SMALL_ATTEMPTS} times in one iteration: look "
+            "for workers that run out of memory"
+        )
 
     def widest(self) -> int:
         """Most directions to add at once, so that those of W find room beside them."""
@@ -362,7 +400,7 @@ class Run:
         problem = self.problem
         if self.cap >= problem.n_features or problem.rank + width <= max(self.cap, width):
             return
-        _, values, rotation = np.linalg.svd(self.mt, full_matrices=False)
+        values, rotation = oracle.singular_rotation(self.mt)
         keep = max(self.cap - width, 1)
         used = int(np.count_nonzero(values > 1e-12 * max(values[0], 1e-300)))
         if used > keep and not self.truncated:
@@ -380,14 +418,12 @@ class Run:
         rotation = np.linalg.qr(np.hstack([rotation[:used].T, recent]))[0][:, :keep]
         problem.rotate(rotation)
         self.mt = self.mt @ rotation
-        if self.options.step == "corrective":
-            self.small_gradient = self.small_problem().gradient(self.mt)
 
     def solution(self, record: Record, status: str) -> Solution:
-        right, values, left = np.linalg.svd(self.mt, full_matrices=False)
+        values, left = oracle.singular_rotation(self.mt)
         rank = int(np.count_nonzero(values > 1e-13 * values.max(initial=0.0)))  # nothing certified is dropped
         u = self.problem.basis[:, : self.mt.shape[1]] @ left[:rank].T
-        m = values[:rank, None] * right[:, :rank].T
+        m = left[:rank] @ self.mt.T
         return Solution(
             u=u,
             m=m,

@@ -18,6 +18,7 @@ __all__ = [
     "add_gram_products",
     "add_label_grams",
     "add_row_products",
+    "add_up_rows",
     "csr_times_dense",
     "csr_transpose_times_dense",
     "csr_transpose_times_labels",
@@ -153,6 +154,18 @@ def add_row_products(
                     total += z[i, a] * mt[label, a]
                 for a in range(rank):
                     out[label, a] += total * z[i, a]
+
+
+@_compiled
+def add_up_rows(indptr: Array, rows: Array, labels: Array, z: Array, out: Array) -> None:
+    """``out[l] = sum_i z_i`` over the active rows i of the given labels."""
+    width = z.shape[1]
+    for label in labels:
+        for a in range(width):
+            out[label, a] = 0.0
+        for k in range(indptr[label], indptr[label + 1]):
+            for a in range(width):
+                out[label, a] += z[rows[k], a]
 
 
 @_compiled

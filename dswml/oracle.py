@@ -16,12 +16,22 @@ import scipy.linalg
 
 from .problem import Problem
 
-__all__ = ["Answer", "assembled", "krylov", "nothing_found", "warm_start"]
+__all__ = [
+    "Answer",
+    "assembled",
+    "krylov",
+    "leading_vectors",
+    "nothing_found",
+    "singular_rotation",
+    "warm_start",
+]
 
 Array = npt.NDArray[Any]
 
 #: Fresh random vectors in every start block, so that no part of the spectrum stays unseen.
 FRESH = 8
+#: Entries of a matrix that are decomposed at a time.
+ROTATION_ENTRIES = 2**20
 #: A top pair counts as converged when ||G v - s u|| is at most this share of s.
 PAIR_ACCURACY = 1e-10
 
@@ -117,14 +127,41 @@ def warm_start(mt: Array, last: Array, width: int, rng: np.random.Generator) -> 
     width = min(width, n_labels)
     parts = [np.zeros((n_labels, 0))]
     if mt.shape[1]:
-        vectors, values, _ = np.linalg.svd(mt, full_matrices=False)
-        parts.append(vectors[:, values > 1e-9 * max(values[0], 1e-300)][:, : max(width - FRESH, 1)])
+        parts.append(leading_vectors(mt, max(width - FRESH, 1)))
     taken = sum(part.shape[1] for part in parts)
     parts.append(last[:, : max(width - FRESH - taken, 0)])
     taken = sum(part.shape[1] for part in parts)
     parts.append(rng.standard_normal((n_labels, max(width - taken, 0))))
     block: Array = np.linalg.qr(np.hstack(parts))[0]
     return block
+
+
+def singular_rotation(mt: Array) -> tuple[Array, Array]:
+    """Singular values of a tall matrix, largest first, and its right singular vectors as rows.
+
+    The long ones, of which there may be a hundred times as many entries, are ``mt @ rows.T / values``.
+
+    Examples
+    --------
+    >>> values, rows = singular_rotation(np.array([[0.0, 3.0], [2.0, 0.0]]))
+    >>> values.round(12), abs(rows).round(12)
+    (array([3., 2.]), array([[0., 1.],
+           [1., 0.]]))
+    """
+    triangle: Array = np.zeros((0, mt.shape[1]))
+    step = max(ROTATION_ENTRIES // max(mt.shape[1], 1), mt.shape[1], 1)
+    for first in range(0, len(mt), step):
+        triangle = np.asarray(np.linalg.qr(np.vstack([triangle, mt[first : first + step]]), mode="r"))
+    _, values, rows = np.linalg.svd(triangle, full_matrices=False)
+    return values, rows
+
+
+def leading_vectors(mt: Array, most: int | None = None) -> Array:
+    """Orthonormal left singular vectors of those values that are not zero but for rounding."""
+    values, rows = singular_rotation(mt)
+    values = values[values > 1e-9 * max(values.max(initial=0.0), 1e-300)][:most]
+    vectors: Array = mt @ (rows[: values.size].T / values)
+    return vectors
 
 
 def decompose(gradient: Array, leading: int | None) -> tuple[Array, Array, Array]:

@@ -9,16 +9,19 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from .checkpoints import Journal
-from .corrective import Statistics
+from .corrective import Quadratic, Statistics
 from .errors import DataError
 from .executor import Executor, Shared
 from .features import BlockSource
+from .shards import ShardedQuadratic, ShardedStatistics, forget_shards
 from .sweep import Partial, Sweep, combine, light_pattern, sweep_block
 
 __all__ = ["Problem"]
@@ -87,12 +90,16 @@ class Problem:
         """Number of directions in the basis."""
         return int(self.basis.shape[1])
 
-    def keep_statistics(self, place: Array) -> None:
-        """From now on hold the statistics of the corrective step; ``place`` as in `Statistics`."""
+    def keep_statistics(self, place: Array, shards: int = 0) -> None:
+        """From now on hold the statistics of the corrective step; ``place`` as in `Statistics`.
+
+        The workers hold the label side if it is given so many bytes of their memory together.
+        """
         if self.p0 == 0.5:
+            self._worker_place = np.arange(self.n_labels)
             nothing = np.zeros(0, dtype=np.int64)
-            none = np.full(self.n_labels, -1)
-            self.statistics = Statistics(self.label_counts, none, np.zeros(self.n_labels + 1, int), nothing)
+            indptr = np.zeros(self.n_labels + 1, dtype=np.int64)
+            self.statistics = Statistics(self.label_counts, self._worker_place, indptr, nothing)
             return
         blocks = self.source.data.blocks
         parts = self.executor.map(light_pattern, blocks, (self.source, place))
@@ -101,8 +108,21 @@ class Problem:
         labels = np.concatenate([part[1] for part in parts])
         order = np.argsort(labels, kind="stable")
         indptr = np.concatenate([[0], np.cumsum(np.bincount(labels, minlength=self.n_labels))])
-        self.statistics = Statistics(self.label_counts, place, indptr.astype(np.int64), rows[order])
         self._worker_place = place
+        pattern = indptr.astype(np.int64), rows[order]
+        if not shards:
+            self.statistics = Statistics(self.label_counts, place, *pattern)
+            return
+        self.statistics = ShardedStatistics(self.executor, self.source.run, self.label_counts, *pattern)
+        reserve = self.source.reserve + shards // max(self.executor.n_processes, 1)
+        self.source = replace(self.source, reserve=reserve)
+
+    def small_problem(self, pool: ThreadPoolExecutor | None = None) -> Quadratic:
+        """F as a function of M for the basis at hand."""
+        assert self.statistics is not None
+        if isinstance(self.statistics, ShardedStatistics):
+            return ShardedQuadratic(self.statistics, self.n_rows, self.p0)
+        return Quadratic(self.statistics, self.n_rows, self.p0, pool)
 
     def append(self, directions: Array) -> int:
         """Add the part of ``directions`` (D x m) outside the basis; return how many were new.
@@ -123,8 +143,8 @@ class Problem:
             self.pending += new.shape[1]
         return int(new.shape[1])
 
-    def sweep(self, mt: Array, **request: Any) -> Partial:
-        """Read the data once, with W = U M; see `Sweep` for what can be asked for."""
+    def sweep(self, mt: Array | None, **request: Any) -> Partial:
+        """Read the data once, with W = U M or 0; see `Sweep` for what can be asked for."""
         asked = self.request(mt, **request)
         if self.journal is None:
             result = self._read(asked)
@@ -155,6 +175,7 @@ class Problem:
             mt=None if mt is None else np.ascontiguousarray(mt),
             grow=self.pending,
             place=self._worker_place,
+            grams=self.p0 != 0.5,
             **request,
         )
 
@@ -196,6 +217,8 @@ class Problem:
     def close(self) -> None:
         """Drop what the workers hold for this problem."""
         self.executor.forget([piece.key for piece in self.pieces])
+        if isinstance(self.statistics, ShardedStatistics):
+            self.executor.everywhere(forget_shards, self.source.run)
 
     # What follows from the sums without another read.
 
@@ -203,7 +226,7 @@ class Problem:
         """F(W) and <W, grad F(W)> from the "loss" and "slope" of a sweep."""
         power = 0.0
         if self.loss == "square":
-            power = self.p0 * float(np.vdot(mt @ self.gram(mt.shape[1]), mt))
+            power = self.p0 * float(np.vdot(self.gram(mt.shape[1]), mt.T @ mt))
         return (float(sums["loss"]) + power) / self.n_rows, self.scale * (float(sums["slope"]) + power)
 
     def gram(self, rank: int) -> Array:
@@ -229,7 +252,7 @@ class Problem:
         return self.scale * sum_right
 
     def gradient_transpose_times(self, mt: Array, left: Array, sum_left: Array) -> Array:
-        """``grad F^T @ left`` (L x k) from the "left" (or "residual") of a sweep."""
+        """``grad F^T @ left`` (L x k) from the "left" of a sweep."""
         if self.loss == "square":
             sum_left = sum_left + self.p0 * (mt @ (self.moment[:, : mt.shape[1]].T @ left))
         return self.scale * sum_left

@@ -188,6 +188,18 @@ class _Reporting(Executor):
     def everywhere(self, function: Any, *arguments: Any) -> None:
         self._executor.everywhere(function, *arguments)
 
+    def homes(self, count: int, before: Sequence[str] = ()) -> tuple[str, ...]:
+        return self._executor.homes(count, before)
+
+    def at_homes(
+        self,
+        function: Callable[..., Any],
+        homes: Sequence[str],
+        payload: Any = None,
+        values: Callable[[int], Any] | None = None,
+    ) -> list[Any]:
+        return self._executor.at_homes(function, homes, payload, values)
+
     def close(self) -> None:
         self._executor.close()
 

@@ -49,6 +49,7 @@ class Options:
     memory_limit: int = 2**31
     seed: int = 0
     assemble: bool | None = None
+    shard_labels: bool | None = None
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["restore_run", "restore_search", "run_state", "search_state"]
 
-_STATISTICS = ("g0", "positives", "grams", "z", "place")
 _NUMBERS = ("iteration", "curvature", "certify_below", "floor", "estimate", "truncated")
-_ARRAYS = ("mt", "last_right", "small_gradient")
+_ARRAYS = ("mt", "last_right")
 
 
 def problem_state(problem: Problem) -> Values:
@@ -41,7 +40,7 @@ def problem_state(problem: Problem) -> Values:
         "moment": problem.moment,
     }
     if problem.statistics is not None:
-        state |= {f"statistics {name}": getattr(problem.statistics, name) for name in _STATISTICS}
+        state |= {f"statistics {name}": value for name, value in problem.statistics.state().items()}
     return state
 
 
@@ -62,9 +61,7 @@ def restore_problem(problem: Problem, state: Values) -> None:
     if statistics is not None:
         if state["statistics positives"].shape[0] != n_labels:
             raise DataError(f"the checkpoint is not of {n_labels} labels")
-        for name in _STATISTICS:
-            setattr(statistics, name, state[f"statistics {name}"])
-        statistics.rank = statistics.g0.shape[1]
+        statistics.restore({name: state[f"statistics {name}"] for name in statistics.state()})
 
 
 def run_state(run: Run, answer: Answer, width: int) -> Values:

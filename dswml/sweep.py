@@ -55,10 +55,12 @@ class Sweep:
     left : ndarray (D, k), optional
         Ask for "left": R^T X left.
     grow : int
-        Ask for the statistics of the last ``grow`` columns of the basis: "moment" X^T Z',
-        "positives" Y^T Z', "residual" R^T Z', "grams" and "rows" (see `Statistics`).
+        Ask for "moment", X^T Z' of the last ``grow`` columns of the basis.
     place : ndarray (L,), optional
-        Position of a label's Gram matrix among those summed on the workers, or -1.
+        Position of a label among those summed on the workers, or -1: ask for the rest of the statistics
+        too, "positives" Y^T Z' of the labels that have a place.
+    grams : bool
+        Ask for their "grams" and for the "rows" of all others (see `Statistics`).
     direction : ndarray (L, r), optional
         Ask for "curvature": the sum of squared scores of this direction over active entries or,
         for the exponential loss, "curve": the loss at each step length of ``alphas``.
@@ -76,6 +78,7 @@ class Sweep:
     left: Array | None = None
     grow: int = 0
     place: Array | None = None
+    grams: bool = True
     direction: Array | None = None
     alphas: tuple[float, ...] = ()
     points: tuple[tuple[Array, Array, float], ...] = ()
@@ -127,9 +130,9 @@ def _sums(reader: _Reader, request: Sweep, basis: tuple[Array, ...]) -> Partial:
     if request.grow:
         new = np.ascontiguousarray(z[:, rank - request.grow : rank])
         out["moment"] = reader.features.transpose_times(new)
-        out["positives"] = _pattern_transpose_times(labels, np.ones(labels.nnz), new)
-        out["residual"] = residual.transpose_times(new)
         if request.place is not None:
+            out["positives"] = _summed_positives(labels, request.place, new)
+        if request.place is not None and request.grams:
             if request.place.max(initial=-1) >= 0:
                 out["grams"] = _label_grams(labels, request.place, z, rank, request.grow)
             out["rows"] = new[_light_rows(labels, request.place)].astype(np.float64, copy=False)
@@ -187,6 +190,18 @@ def _label_grams(labels: Any, place: Array, z: Array, rank: int, width: int) -> 
             piece = z[rows[start : min(start + PIECE_ROWS, starts[position + 1])], :rank]
             grams[position] += piece.T @ piece[:, rank - width :]
     return grams
+
+
+def _summed_positives(labels: Any, place: Array, new: Array) -> Array:
+    """Sum the new scores over the rows of every label that has a place."""
+    positions = place[labels.indices]
+    chosen = np.append(0, np.cumsum(positions >= 0))
+    out = np.zeros((place.max(initial=-1) + 1, new.shape[1]))
+    positions = positions[positions >= 0]
+    kernels.csr_transpose_times_dense(
+        chosen[labels.indptr], positions, np.ones(positions.size), new.astype(np.float64, copy=False), out
+    )
+    return out
 
 
 def _light_rows(labels: Any, place: Array) -> Array:
@@ -252,15 +267,6 @@ def _block_scores(reader: _Reader, keys: tuple[str, ...], basis: tuple[Array, ..
     return z, rank
 
 
-def _pattern_transpose_times(labels: Any, values: Array, dense: Array) -> Array:
-    """``E^T dense`` for E with the pattern of the labels."""
-    out = np.zeros((labels.shape[1], dense.shape[1]))
-    kernels.csr_transpose_times_dense(
-        labels.indptr, labels.indices, values, dense.astype(np.float64, copy=False), out
-    )
-    return out
-
-
 class _SquareResidual:
     """R = -p1 + (p1 - p0) S at the active entries: the part of P^2 o (XW - Y) with the pattern of Y."""
 
@@ -291,7 +297,10 @@ class _SquareResidual:
         return out
 
     def transpose_times(self, dense: Array) -> Array:
-        return _pattern_transpose_times(self.labels, self.values, dense)
+        out = np.zeros((self.labels.shape[1], dense.shape[1]))
+        dense = dense.astype(np.float64, copy=False)
+        kernels.csr_transpose_times_dense(self.labels.indptr, self.labels.indices, self.values, dense, out)
+        return out
 
     def along(self, z: Array, direction: Array, alphas: tuple[float, ...]) -> Partial:
         scores = self._scores(z, direction)

@@ -143,7 +143,7 @@ def train(
 
 
 #: Parameters that may be others when work goes on from a checkpoint.
-CHANGEABLE = ("cache", "threshold", "max_iter", "max_passes", "time_limit", "tol")
+CHANGEABLE = ("cache", "threshold", "max_iter", "max_passes", "time_limit", "tol", "shard_labels")
 
 
 def _request(data: Dataset, parameters: Parameters) -> dict[str, Any]:

@@ -124,7 +124,7 @@ def test_both_forms_hold_for_sparse_single_precision_rows_too() -> None:
 
 
 def test_threads_share_labels_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corrective, "SERIAL_WORK", 0)
+    monkeypatch.setattr(corrective, "PART_WORK", 10)
     with growing(PLACES["both"], (4, 3)) as problem, ThreadPoolExecutor(3) as pool:
         assert problem.statistics is not None
         mt = np.random.default_rng(6).normal(size=(L, 7))
