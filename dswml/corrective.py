@@ -11,8 +11,10 @@ accelerated projected gradient method on them. Nothing here reads the data.
 
 from __future__ import annotations
 
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -22,12 +24,14 @@ from . import kernels
 from .errors import UsageError
 
 __all__ = [
+    "Ball",
     "Corrected",
     "Quadratic",
     "Statistics",
     "plan_directions",
     "project_nuclear",
     "solve",
+    "solve_together",
     "top_singular_value",
 ]
 
@@ -42,6 +46,9 @@ CHECK_EVERY = 8
 #: Gradient steps before splitting takes over, and steps of the latter.
 GRADIENT_STEPS = 600
 SPLITTING_STEPS = 2000
+#: Steps with rough gradients at most, and the share of the last curvature met that the next steps begin with.
+ROUGH_STEPS = 160
+CURVATURE_SHARE = 0.3
 #: Largest L r^3 for which the Hessians of all labels are decomposed, and a hundred times the largest L r^2.
 DECOMPOSED_WORK = 2e9
 
@@ -206,25 +213,50 @@ class Quadratic:
 
     def gradient(self, mt: Array) -> Array:
         """Gradient with respect to M^T."""
+        return self.gradients([mt])[0]
+
+    def gradients(self, mts: Sequence[Array], rough: bool = False) -> list[Array]:
+        """Gradients at several M^T, for which the statistics are gone through once.
+
+        Rough ones come of statistics in single precision, which take half the time.
+        """
         stats = self.statistics
-        out = np.empty_like(mt)
+        if self.p0 == 0.5:  # active and inactive labels weigh the same, and C_l drops out
+            products = np.zeros((stats.n_labels, len(mts), stats.rank))
+        else:
+            products = self._label_products(np.stack(mts, axis=1), rough)
+        return [self._gradient(mt, products[:, number]) for number, mt in enumerate(mts)]
+
+    def _gradient(self, mt: Array, products: Array) -> Array:
+        stats = self.statistics
+        out: Array = (self.p0 * mt) @ stats.g0
+        out += (1 - 2 * self.p0) * products
+        out -= (1 - self.p0) * stats.positives
+        out *= 2 / self.n_rows
+        return out
+
+    def _label_products(self, mts: Array, rough: bool) -> Array:
+        """``C_l m`` for every vector m of a label (L x points x r)."""
+        stats = self.statistics
+        grams, z = self._rough if rough else (stats.grams, stats.z)
+        mts = mts.astype(z.dtype, copy=False)
+        out = np.empty_like(mts)
 
         def share(labels: tuple[int, int]) -> None:
-            kernels.add_gram_products(stats.grams, stats.place, *labels, mt, out)
-            kernels.add_row_products(stats.indptr, stats.rows, stats.place, *labels, stats.z, mt, out)
+            kernels.add_gram_products(grams, stats.place, *labels, mts, out)
+            kernels.add_row_products(stats.indptr, stats.rows, stats.place, *labels, z, mts, out)
 
-        if self.p0 == 0.5:  # active and inactive labels weigh the same, and C_l drops out
-            out[:] = 0
-        elif self.pool is not None and len(self._ranges) > 1:
+        if self.pool is not None and len(self._ranges) > 1:
             list(self.pool.map(share, self._ranges))
         else:
             for labels in self._ranges:
                 share(labels)
-        out *= 1 - 2 * self.p0
-        out += (self.p0 * mt) @ stats.g0
-        out -= (1 - self.p0) * stats.positives
-        out *= 2 / self.n_rows
         return out
+
+    @cached_property
+    def _rough(self) -> tuple[Array, Array]:
+        """Gram matrices and rows in single precision."""
+        return self.statistics.grams.astype(np.float32), self.statistics.z.astype(np.float32)
 
     def hessians(self) -> Array:
         """Second derivatives with respect to each m_l (L x r x r)."""
@@ -295,47 +327,95 @@ class Corrected:
     iterations: int
 
 
+@dataclass(frozen=True)
+class Ball:
+    """A small problem to solve: over which ball, to which gap, from where, with which curvature at first."""
+
+    start: Array
+    radius: float
+    tol: float
+    curvature: float = 1e-6
+
+
 def solve(
     problem: Quadratic, start: Array, radius: float, tol: float, *, curvature: float = 1e-6
 ) -> Corrected:
-    """Minimise over the nuclear ball to a duality gap of ``tol``.
+    """Minimise over the nuclear ball to a duality gap of ``tol``."""
+    return solve_together(problem, [Ball(start, radius, tol, curvature)])[0]
+
+
+def solve_together(problem: Quadratic, balls: Sequence[Ball], rough: bool = False) -> list[Corrected]:
+    """Minimise over several balls, each to a duality gap of its own.
 
     Projected gradients need few iterations on data of a sane scale. Where they do not, as with
     features far from the origin, and the problem is small enough, its Hessians are decomposed once
-    and splitting, which does not mind their condition, takes over.
+    and splitting, which does not mind their condition, takes over. ``rough`` makes the first steps
+    with gradients in single precision; the gap is always one in double precision.
     """
-    found = _accelerated_gradient(problem, start, radius, tol, curvature, GRADIENT_STEPS)
-    if found.gap <= tol:
-        return found
+    found = _in_step(problem, [_accelerated_gradient(problem, ball, GRADIENT_STEPS, rough) for ball in balls])
+    return [each if each.gap <= ball.tol else _go_on(problem, ball, each) for each, ball in zip(found, balls, strict=True)]
+
+
+def _go_on(problem: Quadratic, ball: Ball, found: Corrected) -> Corrected:
+    """Solve what gradient steps did not."""
     stats = problem.statistics
     if stats.n_labels * stats.rank**2 * max(stats.rank, 100) <= DECOMPOSED_WORK:
-        split = _splitting(problem, found, radius, tol)
+        split = _splitting(problem, found, ball.radius, ball.tol)
         return split if split.gap < found.gap else found
-    return _accelerated_gradient(problem, found.mt, radius, tol, found.curvature, 4 * GRADIENT_STEPS)
+    ball = Ball(found.mt, ball.radius, ball.tol, found.curvature)
+    return _in_step(problem, [_accelerated_gradient(problem, ball, 4 * GRADIENT_STEPS, False)])[0]
 
 
-def _accelerated_gradient(
-    problem: Quadratic, start: Array, radius: float, tol: float, curvature: float, max_iter: int
-) -> Corrected:
+#: Yields the points at which it wants a gradient, and whether a rough one does.
+Steps = Generator[tuple[Array, bool], Array, Corrected]
+
+
+def _in_step(problem: Quadratic, runs: Sequence[Steps]) -> list[Corrected]:
+    """Run all to their end, with the gradients that they want next made together."""
+    found: dict[int, Corrected] = {}
+    wanted = {number: next(run) for number, run in enumerate(runs)}
+    while wanted:
+        following = {}
+        for rough in (False, True):
+            numbers = [number for number in wanted if wanted[number][1] == rough]
+            if not numbers:
+                continue
+            gradients = problem.gradients([wanted[number][0] for number in numbers], rough)
+            for number, gradient in zip(numbers, gradients, strict=True):
+                try:
+                    following[number] = runs[number].send(gradient)
+                except StopIteration as end:
+                    found[number] = end.value
+        wanted = following
+    return [found[number] for number in range(len(runs))]
+
+
+def _accelerated_gradient(problem: Quadratic, ball: Ball, max_iter: int, rough: bool) -> Steps:
     """Accelerated projected gradient with adaptive restart.
 
     F is quadratic, so its gradient at an extrapolated point is the extrapolated gradient and an
     iteration costs one multiplication with the statistics. The step follows the largest curvature
     met along the way, which is far below the largest there is.
     """
-    x = start
-    gradient_x = problem.gradient(x)
+    x, radius = ball.start, ball.radius
+    gradient_x = yield x, rough
     y, gradient_y = x, gradient_x
     momentum, iteration = 1.0, 0
-    curvature *= 0.3
+    curvature = CURVATURE_SHARE * ball.curvature
     while True:
         gap = _gap(x, gradient_x, radius)
-        if gap <= tol or iteration >= max_iter:
+        done = gap <= ball.tol or iteration >= max_iter
+        if rough and (done or iteration >= ROUGH_STEPS):
+            rough = False
+            gradient_x = yield x, rough
+            y, gradient_y, momentum = x, gradient_x, 1.0
+            continue
+        if done:
             break
         for _ in range(CHECK_EVERY):
             while True:
                 x_new = project_nuclear(y - gradient_y / curvature, radius)
-                gradient_new = problem.gradient(x_new)
+                gradient_new = yield x_new, rough
                 move = x_new - y
                 length = float(np.vdot(move, move))
                 met = float(np.vdot(move, gradient_new - gradient_y))

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import oracle
-from .corrective import Quadratic, solve
-from .frank_wolfe import INNER_SHARE, MAX_BLOCK, MIN_BLOCK, OBJECTIVE_FLOOR
+from .corrective import Ball, Quadratic, solve_together
+from .frank_wolfe import MAX_BLOCK, MIN_BLOCK, OBJECTIVE_FLOOR
 from .problem import Problem
 from .sweep import Partial, Sweep
 
@@ -20,8 +20,13 @@ Array = npt.NDArray[Any]
 
 #: A path forgets the directions that its solutions do not use once these are a share of NEEDED: with a
 #: weight below NEGLIGIBLE of the largest, a direction is not used.
-NEGLIGIBLE = 1e-4
-NEEDED = 0.6
+NEGLIGIBLE = 1e-3
+NEEDED = 0.9
+FIRST = 0.005
+INNER = 0.2
+SEQUENTIAL = 0
+AHEAD = 1.0
+TAKEN = MAX_BLOCK
 
 
 class Point:
@@ -33,6 +38,7 @@ class Point:
         self.u: Array | None = None
         self.objective = self.gap = self.relative_gap = np.inf
         self.curvature = 1e-6
+        self.inner, self.excess = 0.0, np.inf
 
     @property
     def solved(self) -> bool:
@@ -96,9 +102,10 @@ class Path:
             point.objective, slope = problem.value_and_slope(point.mt, found)
             point.gap = max(slope + point.radius * float(values[0]), 0.0)
             point.relative_gap = point.gap / max(point.objective, self.floor)
+            point.excess = max(point.gap - point.inner, 0.0)
             if point.relative_gap <= self.tol:
                 point.settle(problem.basis)
-            else:
+            elif point.excess > 0.3 * self.tol * max(point.objective, self.floor):
                 multiplier = -slope / point.radius
                 width = max(int(np.count_nonzero(values > multiplier)) if problem.rank else 0, MIN_BLOCK)
                 wanted.append((point.relative_gap, left[:, : min(width, MAX_BLOCK)]))
@@ -108,7 +115,7 @@ class Path:
         if wanted and room:
             # The points nearest to their solution first, so that they are done with.
             wanted.sort(key=lambda pair: pair[0])
-            kept, taken = np.zeros((problem.n_features, 0)), min(room, MAX_BLOCK)
+            kept, taken = np.zeros((problem.n_features, 0)), min(room, TAKEN)
             for least in (0.3, 1e-8):  # what is mostly new, or else whatever is new at all
                 for _, left in wanted:
                     rest = left - problem.basis @ (problem.basis.T @ left)
@@ -126,15 +133,17 @@ class Path:
         """
         problem = self.problem
         left = [point for point in self.open if not point.solved]
-        for points in (self.open, left[:1]):
+        solved = [point for point in self.points if point.solved]
+        near = [*left, *sorted(solved, key=lambda point: point.radius)[-2:]]
+        for points in (near, left[:1]):
             full = self.cap < problem.n_features and problem.rank + MIN_BLOCK > self.cap
             used = [self.on_basis(point) for point in points]
-            if not used or (points is not self.open and not full):
+            if not used or (points is not near and not full):
                 return
             stacked = np.vstack([mt / max(float(np.linalg.norm(mt)), 1e-300) for mt in used])
             _, values, directions = np.linalg.svd(stacked, full_matrices=False)
             needed = int(np.count_nonzero(values > NEGLIGIBLE * values.max(initial=0.0)))
-            if full and points is not self.open:
+            if full and points is not near:
                 needed = min(needed, max(problem.rank - MIN_BLOCK, 1))
             elif needed >= NEEDED * (problem.rank - MIN_BLOCK):
                 continue
@@ -152,20 +161,31 @@ class Path:
         return mt
 
     def correct(self) -> None:
-        """Solve the small problem of every open point; a new one starts from its smaller neighbour."""
+        """Solve the small problems of the open points together; a new one starts from its smaller neighbour."""
         problem = self.problem
         self.advance()
         assert problem.statistics is not None
         quadratic = Quadratic(problem.statistics, problem.n_rows, problem.p0)
-        for point in self.open:
-            below = [each for each in self.points if each.radius < point.radius]
-            like = max(below, key=lambda each: each.radius) if below and not point.mt.any() else point
-            tol = INNER_SHARE * (min(point.gap, 0.2 * point.objective) if np.isfinite(point.gap) else 1.0)
-            corrected = solve(
-                quadratic,
-                self.on_basis(like),
-                point.radius,
-                max(tol, 0.3 * self.tol * max(point.objective, self.floor)),
-                curvature=like.curvature,
-            )
-            point.mt, point.curvature = corrected.mt, corrected.curvature
+        least = min((point.objective for point in self.points if np.isfinite(point.objective)), default=0.0)
+        for group in ([[p] for p in self.open] if SEQUENTIAL else [self.open]):
+            balls = []
+            for point in group:
+                objective = max(point.objective if np.isfinite(point.objective) else least, self.floor)
+                share = max(0.3 * self.tol, min(INNER * point.excess / objective, FIRST))
+                balls.append(Ball(self.start(point), point.radius, share * objective, point.curvature))
+            for point, corrected in zip(group, solve_together(quadratic, balls, rough=True), strict=True):
+                point.mt, point.curvature, point.inner = corrected.mt, corrected.curvature, corrected.gap
+
+    def start(self, point: Point) -> Array:
+        """M^T to begin with: that of the point, or else what the two radii below lead to expect."""
+        if point.mt.any():
+            return point.mt
+        below = sorted((each for each in self.points if each.radius < point.radius and each.mt.any()), key=lambda each: each.radius)
+        if not below:
+            return point.mt
+        point.curvature = below[-1].curvature
+        last = self.on_basis(below[-1])
+        if len(below) == 1:
+            return last
+        ahead = (point.radius - below[-1].radius) / (below[-1].radius - below[-2].radius)
+        return last + min(ahead, AHEAD) * (last - self.on_basis(below[-2]))
