@@ -222,9 +222,8 @@ class Quadratic:
         """
         stats = self.statistics
         if self.p0 == 0.5:  # active and inactive labels weigh the same, and C_l drops out
-            products = np.zeros((stats.n_labels, len(mts), stats.rank))
-        else:
-            products = self._label_products(np.stack(mts, axis=1), rough)
+            return [(mt @ stats.g0 - stats.positives) / self.n_rows for mt in mts]
+        products = self._label_products(np.stack(mts, axis=1), rough)
         return [self._gradient(mt, products[:, number]) for number, mt in enumerate(mts)]
 
     def _gradient(self, mt: Array, products: Array) -> Array:

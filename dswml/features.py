@@ -95,6 +95,17 @@ class Features:
             out += (piece.T @ self.dense[start + first : start + first + len(piece)]).T
         return out
 
+    def square(self) -> Array:
+        """``X_b.T @ X_b`` in float64."""
+        out = np.zeros((self.n_features, self.n_features))
+        if self.sparse:
+            kernels.add_csr_square(self.indptr, self.indices, self.data, out)
+            return out
+        for first in range(0, self.n_rows, PIECE_ROWS):
+            piece = self.dense[first : first + PIECE_ROWS]
+            out += piece.T @ piece
+        return out
+
     def transpose_times_labels(self, labels: Any, values: Array) -> Array:
         """``(X_b.T @ E).T``, labels x features, where E has the pattern of ``labels``."""
         out = np.zeros((labels.shape[1], self.n_features))

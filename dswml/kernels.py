@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 __all__ = [
     "active_scores",
+    "add_csr_square",
     "add_gram_products",
     "add_label_grams",
     "add_row_products",
@@ -72,6 +73,17 @@ def csr_transpose_times_dense(indptr: Array, indices: Array, data: Array, dense:
             value = data[k]
             for a in range(width):
                 out[column, a] += value * dense[i, a]
+
+
+@_compiled
+def add_csr_square(indptr: Array, indices: Array, data: Array, out: Array) -> None:
+    """``out += A.T @ A`` for a CSR block A."""
+    for i in range(indptr.size - 1):
+        for k in range(indptr[i], indptr[i + 1]):
+            value = np.float64(data[k])
+            line = out[indices[k]]
+            for j in range(indptr[i], indptr[i + 1]):
+                line[indices[j]] += value * data[j]
 
 
 @_compiled

@@ -64,6 +64,8 @@ class Sweep:
         for the exponential loss, "curve": the loss at each step length of ``alphas``.
     points : tuple of (rotation, mt, p0)
         Further matrices W = U rotation M at which to ask for "loss i", "slope i" and "gradient i".
+    products : bool
+        Ask for "square", X^T X, and "cross", Y^T X: for a caller who knows both to be small.
     """
 
     source: BlockSource
@@ -79,6 +81,7 @@ class Sweep:
     direction: Array | None = None
     alphas: tuple[float, ...] = ()
     points: tuple[tuple[Array, Array, float], ...] = ()
+    products: bool = False
 
 
 def sweep_block(block: RowBlock, request: Sweep, *basis: Array) -> Partial:
@@ -135,6 +138,9 @@ def _sums(reader: _Reader, request: Sweep, basis: tuple[Array, ...]) -> Partial:
             out["rows"] = new[_light_rows(labels, request.place)].astype(np.float64, copy=False)
     if request.direction is not None:
         out.update(residual.along(z, request.direction, request.alphas))
+    if request.products:
+        out["square"] = reader.features.square()
+        out["cross"] = reader.features.transpose_times_labels(labels, np.ones(labels.nnz))
     for number, (rotation, mt, p0) in enumerate(request.points):
         at_point = _SquareResidual(labels, np.ascontiguousarray(z[:, :rank] @ rotation), mt, p0)
         loss, slope = at_point.sums()

@@ -30,6 +30,7 @@ from .folds import Fold
 from .frank_wolfe import ASSEMBLED_ENTRIES, ASSEMBLED_SIDE, is_assembled, result_nbytes
 from .grid_scores import HISTOGRAM, RANKED, SCORES, Scoring, named_scores, score_block
 from .path import Path
+from .plain_path import PlainPath
 from .problem import Problem
 from .solver_state import restore_search, search_state
 from .stored import Dataset
@@ -267,7 +268,9 @@ class Search:
                 if p0 == 0.5:  # no statistics of labels, so more directions
                     cap, _ = plan_directions(0, source.n_features, np.zeros_like(label_counts), limit)
                 problem.keep_statistics(place)
-                self.paths.append(Path(problem, radii, cap, window, tol))
+                small = p0 == 0.5 and source.n_features**2 <= ASSEMBLED_ENTRIES
+                kind = PlainPath if small else Path
+                self.paths.append(kind(problem, radii, cap, window, tol))
 
     @property
     def passes(self) -> int:
