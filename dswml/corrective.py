@@ -11,7 +11,6 @@ accelerated projected gradient method on them. Nothing here reads the data.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -24,14 +23,12 @@ from . import kernels
 from .errors import UsageError
 
 __all__ = [
-    "Ball",
     "Corrected",
     "Quadratic",
     "Statistics",
     "plan_directions",
     "project_nuclear",
     "solve",
-    "solve_together",
     "top_singular_value",
 ]
 
@@ -46,9 +43,8 @@ CHECK_EVERY = 8
 #: Gradient steps before splitting takes over, and steps of the latter.
 GRADIENT_STEPS = 600
 SPLITTING_STEPS = 2000
-#: Steps with rough gradients at most, and the share of the last curvature met that the next steps begin with.
+#: Steps with rough gradients at most.
 ROUGH_STEPS = 160
-CURVATURE_SHARE = 0.3
 #: Largest L r^3 for which the Hessians of all labels are decomposed, and a hundred times the largest L r^2.
 DECOMPOSED_WORK = 2e9
 
@@ -146,19 +142,17 @@ class Statistics:
             return
         self.z = np.hstack([self.z, z])
         made = np.setdiff1d(np.flatnonzero(self.counts > GRAM_FROM * rank), self._summed)
-        columns = np.zeros((self._summed.size + made.size, rank, new))
-        corner = np.zeros((columns.shape[0], old, old))
+        grown = np.empty((self._summed.size + made.size, rank, rank))
         if grams is not None:
-            columns[: self._summed.size] = grams
-            corner[: self._summed.size] = self.grams[: self._summed.size]
+            grown[: self._summed.size] = _bordered(self.grams[: self._summed.size], grams)
         for position, label in enumerate(made, start=self._summed.size):
             active = self.z[self.rows[self.indptr[label] : self.indptr[label + 1]]]
-            columns[position] = active.T @ active[:, old:]
             before = self.place[label]
-            corner[position] = self.grams[before] if before >= 0 else active[:, :old].T @ active[:, :old]
-        self.grams = _bordered(corner, columns)
+            corner = self.grams[before] if before >= 0 else active[:, :old].T @ active[:, :old]
+            grown[position] = _bordered(corner[None], (active.T @ active[:, old:])[None])[0]
+        self.grams = grown
         self.place = np.full(self.n_labels, -1, dtype=np.int64)
-        self.place[np.concatenate([self._summed, made])] = np.arange(columns.shape[0])
+        self.place[np.concatenate([self._summed, made])] = np.arange(len(grown))
 
     def rotate(self, rotation: Array) -> None:
         """Replace the basis U by ``U @ rotation`` (r x r', orthonormal columns)."""
@@ -211,39 +205,26 @@ class Quadratic:
         ends = np.searchsorted(np.cumsum(work), total * np.arange(1, parts) / parts)
         self._ranges = list(zip([0, *ends], [*ends, statistics.n_labels], strict=True))
 
-    def gradient(self, mt: Array) -> Array:
-        """Gradient with respect to M^T."""
-        return self.gradients([mt])[0]
-
-    def gradients(self, mts: Sequence[Array], rough: bool = False) -> list[Array]:
-        """Gradients at several M^T, for which the statistics are gone through once.
-
-        Rough ones come of statistics in single precision, which take half the time.
-        """
-        stats = self.statistics
-        if self.p0 == 0.5:  # active and inactive labels weigh the same, and C_l drops out
-            return [(mt @ stats.g0 - stats.positives) / self.n_rows for mt in mts]
-        products = self._label_products(np.stack(mts, axis=1), rough)
-        return [self._gradient(mt, products[:, number]) for number, mt in enumerate(mts)]
-
-    def _gradient(self, mt: Array, products: Array) -> Array:
+    def gradient(self, mt: Array, rough: bool = False) -> Array:
+        """Gradient with respect to M^T; a rough one comes of label statistics in single precision."""
         stats = self.statistics
         out: Array = (self.p0 * mt) @ stats.g0
-        out += (1 - 2 * self.p0) * products
+        if self.p0 != 0.5:  # there active and inactive labels weigh the same, and C_l drops out
+            out += (1 - 2 * self.p0) * self._label_products(mt, rough)
         out -= (1 - self.p0) * stats.positives
         out *= 2 / self.n_rows
         return out
 
-    def _label_products(self, mts: Array, rough: bool) -> Array:
-        """``C_l m`` for every vector m of a label (L x points x r)."""
+    def _label_products(self, mt: Array, rough: bool) -> Array:
+        """``C_l m_l`` of every label (L x r)."""
         stats = self.statistics
         grams, z = self._rough if rough else (stats.grams, stats.z)
-        mts = mts.astype(z.dtype, copy=False)
-        out = np.empty_like(mts)
+        mt = mt.astype(z.dtype, copy=False)
+        out = np.empty_like(mt)
 
         def share(labels: tuple[int, int]) -> None:
-            kernels.add_gram_products(grams, stats.place, *labels, mts, out)
-            kernels.add_row_products(stats.indptr, stats.rows, stats.place, *labels, z, mts, out)
+            kernels.add_gram_products(grams, stats.place, *labels, mt, out)
+            kernels.add_row_products(stats.indptr, stats.rows, stats.place, *labels, z, mt, out)
 
         if self.pool is not None and len(self._ranges) > 1:
             list(self.pool.map(share, self._ranges))
@@ -326,87 +307,58 @@ class Corrected:
     iterations: int
 
 
-@dataclass(frozen=True)
-class Ball:
-    """A small problem to solve: over which ball, to which gap, from where, with which curvature at first."""
-
-    start: Array
-    radius: float
-    tol: float
-    curvature: float = 1e-6
-
-
 def solve(
-    problem: Quadratic, start: Array, radius: float, tol: float, *, curvature: float = 1e-6
+    problem: Quadratic,
+    start: Array,
+    radius: float,
+    tol: float,
+    *,
+    curvature: float = 1e-6,
+    rough: bool = False,
 ) -> Corrected:
-    """Minimise over the nuclear ball to a duality gap of ``tol``."""
-    return solve_together(problem, [Ball(start, radius, tol, curvature)])[0]
-
-
-def solve_together(problem: Quadratic, balls: Sequence[Ball], rough: bool = False) -> list[Corrected]:
-    """Minimise over several balls, each to a duality gap of its own.
+    """Minimise over the nuclear ball to a duality gap of ``tol``.
 
     Projected gradients need few iterations on data of a sane scale. Where they do not, as with
     features far from the origin, and the problem is small enough, its Hessians are decomposed once
     and splitting, which does not mind their condition, takes over. ``rough`` makes the first steps
-    with gradients in single precision; the gap is always one in double precision.
+    with gradients in single precision; the gap is one in double precision all the same.
     """
-    found = _in_step(problem, [_accelerated_gradient(problem, ball, GRADIENT_STEPS, rough) for ball in balls])
-    return [each if each.gap <= ball.tol else _go_on(problem, ball, each) for each, ball in zip(found, balls, strict=True)]
-
-
-def _go_on(problem: Quadratic, ball: Ball, found: Corrected) -> Corrected:
-    """Solve what gradient steps did not."""
+    found = _accelerated_gradient(problem, start, radius, tol, curvature, GRADIENT_STEPS, rough)
+    if found.gap <= tol:
+        return found
     stats = problem.statistics
     if stats.n_labels * stats.rank**2 * max(stats.rank, 100) <= DECOMPOSED_WORK:
-        split = _splitting(problem, found, ball.radius, ball.tol)
+        split = _splitting(problem, found, radius, tol)
         return split if split.gap < found.gap else found
-    ball = Ball(found.mt, ball.radius, ball.tol, found.curvature)
-    return _in_step(problem, [_accelerated_gradient(problem, ball, 4 * GRADIENT_STEPS, False)])[0]
+    return _accelerated_gradient(problem, found.mt, radius, tol, found.curvature, 4 * GRADIENT_STEPS)
 
 
-#: Yields the points at which it wants a gradient, and whether a rough one does.
-Steps = Generator[tuple[Array, bool], Array, Corrected]
-
-
-def _in_step(problem: Quadratic, runs: Sequence[Steps]) -> list[Corrected]:
-    """Run all to their end, with the gradients that they want next made together."""
-    found: dict[int, Corrected] = {}
-    wanted = {number: next(run) for number, run in enumerate(runs)}
-    while wanted:
-        following = {}
-        for rough in (False, True):
-            numbers = [number for number in wanted if wanted[number][1] == rough]
-            if not numbers:
-                continue
-            gradients = problem.gradients([wanted[number][0] for number in numbers], rough)
-            for number, gradient in zip(numbers, gradients, strict=True):
-                try:
-                    following[number] = runs[number].send(gradient)
-                except StopIteration as end:
-                    found[number] = end.value
-        wanted = following
-    return [found[number] for number in range(len(runs))]
-
-
-def _accelerated_gradient(problem: Quadratic, ball: Ball, max_iter: int, rough: bool) -> Steps:
+def _accelerated_gradient(
+    problem: Quadratic,
+    start: Array,
+    radius: float,
+    tol: float,
+    curvature: float,
+    max_iter: int,
+    rough: bool = False,
+) -> Corrected:
     """Accelerated projected gradient with adaptive restart.
 
     F is quadratic, so its gradient at an extrapolated point is the extrapolated gradient and an
     iteration costs one multiplication with the statistics. The step follows the largest curvature
     met along the way, which is far below the largest there is.
     """
-    x, radius = ball.start, ball.radius
-    gradient_x = yield x, rough
+    x = start
+    gradient_x = problem.gradient(x, rough)
     y, gradient_y = x, gradient_x
     momentum, iteration = 1.0, 0
-    curvature = CURVATURE_SHARE * ball.curvature
+    curvature *= 0.3
     while True:
         gap = _gap(x, gradient_x, radius)
-        done = gap <= ball.tol or iteration >= max_iter
+        done = gap <= tol or iteration >= max_iter
         if rough and (done or iteration >= ROUGH_STEPS):
             rough = False
-            gradient_x = yield x, rough
+            gradient_x = problem.gradient(x)
             y, gradient_y, momentum = x, gradient_x, 1.0
             continue
         if done:
@@ -414,7 +366,7 @@ def _accelerated_gradient(problem: Quadratic, ball: Ball, max_iter: int, rough: 
         for _ in range(CHECK_EVERY):
             while True:
                 x_new = project_nuclear(y - gradient_y / curvature, radius)
-                gradient_new = yield x_new, rough
+                gradient_new = problem.gradient(x_new, rough)
                 move = x_new - y
                 length = float(np.vdot(move, move))
                 met = float(np.vdot(move, gradient_new - gradient_y))

@@ -96,13 +96,16 @@ def csr_transpose_times_labels(
     values: Array,
     out: Array,
 ) -> None:
-    """``out += (X.T @ E).T`` (labels x features) for CSR blocks X and E."""
+    """``out[:, :, p] += (X.T @ E_p).T`` (labels x features) for CSR blocks X and E_p of one pattern."""
+    points = values.shape[1]
     for i in range(indptr.size - 1):
         for k in range(indptr[i], indptr[i + 1]):
-            label = indices[k]
-            value = values[k]
+            lines = out[indices[k]]
+            weights = values[k]
             for j in range(x_indptr[i], x_indptr[i + 1]):
-                out[label, x_indices[j]] += value * x_data[j]
+                line = lines[x_indices[j]]
+                for point in range(points):
+                    line[point] += weights[point] * x_data[j]
 
 
 @_compiled
@@ -135,57 +138,38 @@ def add_label_grams(
 
 
 @_compiled
-def add_gram_products(grams: Array, place: Array, first: int, stop: int, mts: Array, out: Array) -> None:
-    """``out[l, p] = C_l m_lp`` for the labels of ``[first, stop)`` that have a Gram matrix (``place >= 0``)."""
-    points, rank = mts.shape[1:]
-    zero = grams.dtype.type(0)
+def add_gram_products(grams: Array, place: Array, first: int, stop: int, mt: Array, out: Array) -> None:
+    """``out[l] = C_l m_l`` for the labels of ``[first, stop)`` that have a Gram matrix (``place >= 0``)."""
+    rank = mt.shape[1]
+    zero = mt.dtype.type(0)
     for label in range(first, stop):
         heavy = place[label]
         if heavy >= 0:
-            # Four lines at a time, so that a vector is loaded once for them.
-            for a in range(0, rank - 3, 4):
-                c0, c1, c2, c3 = grams[heavy, a], grams[heavy, a + 1], grams[heavy, a + 2], grams[heavy, a + 3]
-                for point in range(points):
-                    m = mts[label, point]
-                    t0 = t1 = t2 = t3 = zero
-                    for b in range(rank):
-                        t0 += c0[b] * m[b]
-                        t1 += c1[b] * m[b]
-                        t2 += c2[b] * m[b]
-                        t3 += c3[b] * m[b]
-                    out[label, point, a] = t0
-                    out[label, point, a + 1] = t1
-                    out[label, point, a + 2] = t2
-                    out[label, point, a + 3] = t3
-            for a in range(rank - rank % 4, rank):
-                for point in range(points):
-                    total = zero
-                    for b in range(rank):
-                        total += grams[heavy, a, b] * mts[label, point, b]
-                    out[label, point, a] = total
+            for a in range(rank):
+                total = zero
+                for b in range(rank):
+                    total += grams[heavy, a, b] * mt[label, b]
+                out[label, a] = total
 
 
 @_compiled
 def add_row_products(
-    indptr: Array, rows: Array, place: Array, first: int, stop: int, z: Array, mts: Array, out: Array
+    indptr: Array, rows: Array, place: Array, first: int, stop: int, z: Array, mt: Array, out: Array
 ) -> None:
-    """``out[l, p] = sum_i z_i <z_i, m_lp>`` over the rows i of the labels that have no Gram matrix."""
-    points, rank = mts.shape[1:]
-    zero = z.dtype.type(0)
+    """``out[l] = sum_i z_i <z_i, m_l>`` over the active rows i of the labels that have no Gram matrix."""
+    rank = mt.shape[1]
+    zero = mt.dtype.type(0)
     for label in range(first, stop):
         if place[label] < 0:
-            for point in range(points):
-                for a in range(rank):
-                    out[label, point, a] = zero
+            for a in range(rank):
+                out[label, a] = zero
             for k in range(indptr[label], indptr[label + 1]):
-                line = z[rows[k]]
-                for point in range(points):
-                    m, sums = mts[label, point], out[label, point]
-                    total = zero
-                    for a in range(rank):
-                        total += line[a] * m[a]
-                    for a in range(rank):
-                        sums[a] += total * line[a]
+                i = rows[k]
+                total = zero
+                for a in range(rank):
+                    total += z[i, a] * mt[label, a]
+                for a in range(rank):
+                    out[label, a] += total * z[i, a]
 
 
 @_compiled

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import oracle
-from .corrective import Ball, Quadratic, solve_together
+from .corrective import Quadratic, solve
 from .frank_wolfe import MAX_BLOCK, MIN_BLOCK, OBJECTIVE_FLOOR
 from .problem import Problem
 from .sweep import Partial, Sweep
@@ -22,11 +22,9 @@ Array = npt.NDArray[Any]
 #: weight below NEGLIGIBLE of the largest, a direction is not used.
 NEGLIGIBLE = 1e-3
 NEEDED = 0.9
-FIRST = 0.005
-INNER = 0.2
-SEQUENTIAL = 0
-AHEAD = 1.0
-TAKEN = MAX_BLOCK
+#: A small problem is solved to INNER of what its basis lacked at the last look, but to ROUGHEST of F at
+#: least and not beyond FINEST of the tolerance.
+INNER, ROUGHEST, FINEST = 0.2, 0.005, 0.3
 
 
 class Point:
@@ -38,6 +36,7 @@ class Point:
         self.u: Array | None = None
         self.objective = self.gap = self.relative_gap = np.inf
         self.curvature = 1e-6
+        # Gap of the small problem, and what the gap has beyond it: that is what the basis lacks.
         self.inner, self.excess = 0.0, np.inf
 
     @property
@@ -105,7 +104,7 @@ class Path:
             point.excess = max(point.gap - point.inner, 0.0)
             if point.relative_gap <= self.tol:
                 point.settle(problem.basis)
-            elif point.excess > 0.3 * self.tol * max(point.objective, self.floor):
+            elif point.excess > FINEST * self.tol * max(point.objective, self.floor):
                 multiplier = -slope / point.radius
                 width = max(int(np.count_nonzero(values > multiplier)) if problem.rank else 0, MIN_BLOCK)
                 wanted.append((point.relative_gap, left[:, : min(width, MAX_BLOCK)]))
@@ -115,7 +114,7 @@ class Path:
         if wanted and room:
             # The points nearest to their solution first, so that they are done with.
             wanted.sort(key=lambda pair: pair[0])
-            kept, taken = np.zeros((problem.n_features, 0)), min(room, TAKEN)
+            kept, taken = np.zeros((problem.n_features, 0)), min(room, MAX_BLOCK)
             for least in (0.3, 1e-8):  # what is mostly new, or else whatever is new at all
                 for _, left in wanted:
                     rest = left - problem.basis @ (problem.basis.T @ left)
@@ -161,31 +160,37 @@ class Path:
         return mt
 
     def correct(self) -> None:
-        """Solve the small problems of the open points together; a new one starts from its smaller neighbour."""
+        """Solve the small problem of every open point."""
         problem = self.problem
         self.advance()
         assert problem.statistics is not None
         quadratic = Quadratic(problem.statistics, problem.n_rows, problem.p0)
         least = min((point.objective for point in self.points if np.isfinite(point.objective)), default=0.0)
-        for group in ([[p] for p in self.open] if SEQUENTIAL else [self.open]):
-            balls = []
-            for point in group:
-                objective = max(point.objective if np.isfinite(point.objective) else least, self.floor)
-                share = max(0.3 * self.tol, min(INNER * point.excess / objective, FIRST))
-                balls.append(Ball(self.start(point), point.radius, share * objective, point.curvature))
-            for point, corrected in zip(group, solve_together(quadratic, balls, rough=True), strict=True):
-                point.mt, point.curvature, point.inner = corrected.mt, corrected.curvature, corrected.gap
+        for point in self.open:
+            scale = max(point.objective if np.isfinite(point.objective) else least, self.floor)
+            start, tol = self.start(point), self.inner_tol(point, scale)
+            found = solve(quadratic, start, point.radius, tol, curvature=point.curvature, rough=True)
+            point.mt, point.curvature, point.inner = found.mt, found.curvature, found.gap
+
+    def inner_tol(self, point: Point, scale: float) -> float:
+        """Gap to which the small problem of a point is worth solving, where F is ``scale``."""
+        return max(FINEST * self.tol * scale, min(INNER * point.excess, ROUGHEST * scale))
 
     def start(self, point: Point) -> Array:
-        """M^T to begin with: that of the point, or else what the two radii below lead to expect."""
-        if point.mt.any():
+        """M^T to begin with: the point's own, or else what the two radii below lead to expect."""
+        below = [each for each in self.points if each.radius < point.radius and each.mt.any()]
+        if point.mt.any() or not below:
             return point.mt
-        below = sorted((each for each in self.points if each.radius < point.radius and each.mt.any()), key=lambda each: each.radius)
-        if not below:
-            return point.mt
-        point.curvature = below[-1].curvature
-        last = self.on_basis(below[-1])
-        if len(below) == 1:
-            return last
-        ahead = (point.radius - below[-1].radius) / (below[-1].radius - below[-2].radius)
-        return last + min(ahead, AHEAD) * (last - self.on_basis(below[-2]))
+        *others, last = sorted(below, key=lambda each: each.radius)
+        point.curvature = last.curvature
+        mt = self.on_basis(last)
+        if not others:
+            return mt
+        return mt + step_ahead(others[-1].radius, last.radius, point.radius) * (
+            mt - self.on_basis(others[-1])
+        )
+
+
+def step_ahead(before: float, last: float, radius: float) -> float:
+    """How far to go on from two radii to the next, in units of the step between them, but not too far."""
+    return min((radius - last) / (last - before), 1.0) if last > before else 0.0
