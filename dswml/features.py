@@ -107,7 +107,7 @@ class Features:
         return out
 
     def transpose_times_labels(self, labels: Any, *values: Array) -> list[Array]:
-        """``(X_b.T @ E).T``, labels x features, for each E with the pattern of ``labels`` and these values."""
+        """``(X_b.T @ E).T``, labels x features, for each E with the pattern of ``labels`` and such values."""
         if self.sparse:
             together = np.zeros((labels.shape[1], self.n_features, len(values)))
             kernels.csr_transpose_times_labels(

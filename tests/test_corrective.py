@@ -135,12 +135,15 @@ def test_threads_share_labels_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> Non
 # The solver of the small problem.
 
 
+@pytest.mark.parametrize("rough", [False, True])
 @pytest.mark.parametrize("p0", [0.05, 0.5, 0.7])
 @pytest.mark.parametrize("radius", [0.3, 3.0, 300.0])
-def test_the_solution_is_the_optimum_over_the_span_of_the_basis(radius: float, p0: float) -> None:
+def test_the_solution_is_the_optimum_over_the_span_of_the_basis(
+    radius: float, p0: float, rough: bool
+) -> None:
     x, y = planted(N, D, L)
     with growing(PLACES["rows"], (4, 3)) as problem:
-        found = solve(quadratic(problem, p0), np.zeros((L, 7)), radius, tol=1e-9)
+        found = solve(quadratic(problem, p0), np.zeros((L, 7)), radius, tol=1e-9, rough=rough)
         reduced = x @ problem.basis
         best = optimum(reduced, y, p0, radius, tol=1e-8)
         np.testing.assert_allclose(found.objective, objective(reduced, y, best, p0), rtol=1e-7)
