@@ -45,7 +45,7 @@ Array = npt.NDArray[Any]
 
 #: Radii of a weighting that are worked on at once, at most: fewer if their gradients, for all folds and
 #: weightings, are more than this share of the memory limit.
-WINDOW = 4
+WINDOW = 3
 RESULTS_SHARE = 0.1
 #: Outer iterations after which the points that are left stay as they are.
 MAX_ITERATIONS = 60
