@@ -147,32 +147,29 @@ class Statistics:
 
         Without the light rows the C_l are not held, which does for p0 = 1/2.
         """
-        old, new = self.rank, g0_columns.shape[1]
+        old = self.rank
         self._append_g0(g0_columns)
         rank = self.rank
-        grown = np.empty((self.n_labels, rank))
-        grown[:, :old] = self.positives
-        self.positives = grown
-        grown[self._summed, old:] = positives
-        if z is not None:
-            kernels.add_up_rows(self.indptr, self.rows, self._light, z, grown[:, old:])
+        sums = np.empty((self.n_labels, rank))
+        sums[:, :old] = self.positives
+        self.positives = sums
+        sums[self._summed, old:] = positives
         if z is None:
             return
+        kernels.add_up_rows(self.indptr, self.rows, self._light, z, sums[:, old:])
         self.z = np.hstack([self.z, z])
         made = np.setdiff1d(np.flatnonzero(self.counts > GRAM_FROM * rank), self._summed)
-        columns = np.zeros((self._summed.size + made.size, rank, new))
-        corner = np.zeros((columns.shape[0], old, old))
+        grown = np.empty((self._summed.size + made.size, rank, rank))
         if grams is not None:
-            columns[: self._summed.size] = grams
-            corner[: self._summed.size] = self.grams[: self._summed.size]
+            grown[: self._summed.size] = _bordered(self.grams[: self._summed.size], grams)
         for position, label in enumerate(made, start=self._summed.size):
             active = self.z[self.rows[self.indptr[label] : self.indptr[label + 1]]]
-            columns[position] = active.T @ active[:, old:]
             before = self.place[label]
-            corner[position] = self.grams[before] if before >= 0 else active[:, :old].T @ active[:, :old]
-        self.grams = _bordered(corner, columns)
+            corner = self.grams[before] if before >= 0 else active[:, :old].T @ active[:, :old]
+            grown[position] = _bordered(corner[None], (active.T @ active[:, old:])[None])[0]
+        self.grams = grown
         self.place = np.full(self.n_labels, -1, dtype=np.int64)
-        self.place[np.concatenate([self._summed, made])] = np.arange(columns.shape[0])
+        self.place[np.concatenate([self._summed, made])] = np.arange(len(grown))
 
     def _append_g0(self, columns: Array) -> None:
         self.rank += columns.shape[1]
@@ -515,7 +512,12 @@ class Corrected:
 
 
 def solve(
-    problem: Quadratic, start: Array, radius: float, tol: float, *, curvature: float = 1e-6
+    problem: Quadratic,
+    start: Array,
+    radius: float,
+    tol: float,
+    *,
+    curvature: float = 1e-6,
 ) -> Corrected:
     """Minimise over the nuclear ball to a duality gap of ``tol``.
 
@@ -533,7 +535,12 @@ def solve(
 
 
 def _accelerated_gradient(
-    problem: Quadratic, start: Array, radius: float, tol: float, curvature: float, max_iter: int
+    problem: Quadratic,
+    start: Array,
+    radius: float,
+    tol: float,
+    curvature: float,
+    max_iter: int,
 ) -> Corrected:
     """Accelerated projected gradient with adaptive restart.
 

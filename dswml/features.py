@@ -95,24 +95,44 @@ class Features:
             out += (piece.T @ self.dense[start + first : start + first + len(piece)]).T
         return out
 
-    def transpose_times_labels(self, labels: Any, values: Array) -> Array:
-        """``(X_b.T @ E).T``, labels x features, where E has the pattern of ``labels``."""
-        out = np.zeros((labels.shape[1], self.n_features))
+    def square(self) -> Array:
+        """``X_b.T @ X_b`` in float64."""
+        out = np.zeros((self.n_features, self.n_features))
         if self.sparse:
+            kernels.add_csr_square(self.indptr, self.indices, self.data, out)
+            return out
+        for first in range(0, self.n_rows, PIECE_ROWS):
+            piece = self.dense[first : first + PIECE_ROWS]
+            out += piece.T @ piece
+        return out
+
+    def transpose_times_labels(self, labels: Any, *values: Array) -> list[Array]:
+        """``(X_b.T @ E).T``, labels x features, for each E with the pattern of ``labels`` and such values."""
+        if self.sparse:
+            together = np.zeros((labels.shape[1], self.n_features, len(values)))
             kernels.csr_transpose_times_labels(
-                self.indptr, self.indices, self.data, labels.indptr, labels.indices, values, out
+                self.indptr,
+                self.indices,
+                self.data,
+                labels.indptr,
+                labels.indices,
+                np.stack(values, axis=1),
+                together,
             )
-        elif self.dtype == np.float64:
+            return [np.ascontiguousarray(together[:, :, number]) for number in range(len(values))]
+        return [self._dense_transpose_times_labels(labels, each) for each in values]
+
+    def _dense_transpose_times_labels(self, labels: Any, values: Array) -> Array:
+        out = np.zeros((labels.shape[1], self.n_features))
+        if self.dtype == np.float64:
             kernels.dense_transpose_times_labels(self.dense, labels.indptr, labels.indices, values, out)
-        else:
-            values = values.astype(self.dtype)
-            for first in range(0, self.n_rows, PIECE_ROWS):
-                piece = np.zeros(out.shape, dtype=self.dtype)
-                indptr = labels.indptr[first : first + PIECE_ROWS + 1]
-                kernels.dense_transpose_times_labels(
-                    self.dense[first:], indptr, labels.indices, values, piece
-                )
-                out += piece
+            return out
+        values = values.astype(self.dtype)
+        for first in range(0, self.n_rows, PIECE_ROWS):
+            piece = np.zeros(out.shape, dtype=self.dtype)
+            indptr = labels.indptr[first : first + PIECE_ROWS + 1]
+            kernels.dense_transpose_times_labels(self.dense[first:], indptr, labels.indices, values, piece)
+            out += piece
         return out
 
 

@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 __all__ = [
     "active_scores",
+    "add_csr_square",
     "add_gram_products",
     "add_label_grams",
     "add_row_products",
@@ -76,6 +77,17 @@ def csr_transpose_times_dense(indptr: Array, indices: Array, data: Array, dense:
 
 
 @_compiled
+def add_csr_square(indptr: Array, indices: Array, data: Array, out: Array) -> None:
+    """``out += A.T @ A`` for a CSR block A."""
+    for i in range(indptr.size - 1):
+        for k in range(indptr[i], indptr[i + 1]):
+            value = np.float64(data[k])
+            line = out[indices[k]]
+            for j in range(indptr[i], indptr[i + 1]):
+                line[indices[j]] += value * data[j]
+
+
+@_compiled
 def csr_transpose_times_labels(
     x_indptr: Array,
     x_indices: Array,
@@ -85,13 +97,16 @@ def csr_transpose_times_labels(
     values: Array,
     out: Array,
 ) -> None:
-    """``out += (X.T @ E).T`` (labels x features) for CSR blocks X and E."""
+    """``out[:, :, p] += (X.T @ E_p).T`` (labels x features) for CSR blocks X and E_p of one pattern."""
+    points = values.shape[1]
     for i in range(indptr.size - 1):
         for k in range(indptr[i], indptr[i + 1]):
-            label = indices[k]
-            value = values[k]
+            lines = out[indices[k]]
+            weights = values[k]
             for j in range(x_indptr[i], x_indptr[i + 1]):
-                out[label, x_indices[j]] += value * x_data[j]
+                line = lines[x_indices[j]]
+                for point in range(points):
+                    line[point] += weights[point] * x_data[j]
 
 
 @_compiled
@@ -127,11 +142,12 @@ def add_label_grams(
 def add_gram_products(grams: Array, place: Array, first: int, stop: int, mt: Array, out: Array) -> None:
     """``out[l] = C_l m_l`` for the labels of ``[first, stop)`` that have a Gram matrix (``place >= 0``)."""
     rank = mt.shape[1]
+    zero = mt.dtype.type(0)
     for label in range(first, stop):
         heavy = place[label]
         if heavy >= 0:
             for a in range(rank):
-                total = 0.0
+                total = zero
                 for b in range(rank):
                     total += grams[heavy, a, b] * mt[label, b]
                 out[label, a] = total
@@ -143,13 +159,14 @@ def add_row_products(
 ) -> None:
     """``out[l] = sum_i z_i <z_i, m_l>`` over the active rows i of the labels that have no Gram matrix."""
     rank = mt.shape[1]
+    zero = mt.dtype.type(0)
     for label in range(first, stop):
         if place[label] < 0:
             for a in range(rank):
-                out[label, a] = 0.0
+                out[label, a] = zero
             for k in range(indptr[label], indptr[label + 1]):
                 i = rows[k]
-                total = 0.0
+                total = zero
                 for a in range(rank):
                     total += z[i, a] * mt[label, a]
                 for a in range(rank):

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from . import oracle
 from .corrective import Quadratic, solve
-from .frank_wolfe import INNER_SHARE, MAX_BLOCK, MIN_BLOCK, OBJECTIVE_FLOOR
+from .frank_wolfe import MAX_BLOCK, MIN_BLOCK, OBJECTIVE_FLOOR
 from .problem import Problem
 from .sweep import Partial, Sweep
 
@@ -20,8 +20,11 @@ Array = npt.NDArray[Any]
 
 #: A path forgets the directions that its solutions do not use once these are a share of NEEDED: with a
 #: weight below NEGLIGIBLE of the largest, a direction is not used.
-NEGLIGIBLE = 1e-4
-NEEDED = 0.6
+NEGLIGIBLE = 1e-3
+NEEDED = 0.9
+#: A small problem is solved to INNER of what its basis lacked at the last look, but to ROUGHEST of F at
+#: least and not beyond FINEST of the tolerance.
+INNER, ROUGHEST, FINEST = 0.2, 0.005, 0.3
 
 
 class Point:
@@ -33,6 +36,8 @@ class Point:
         self.u: Array | None = None
         self.objective = self.gap = self.relative_gap = np.inf
         self.curvature = 1e-6
+        # Gap of the small problem, and what the gap has beyond it: that is what the basis lacks.
+        self.inner, self.excess = 0.0, np.inf
 
     @property
     def solved(self) -> bool:
@@ -96,9 +101,10 @@ class Path:
             point.objective, slope = problem.value_and_slope(point.mt, found)
             point.gap = max(slope + point.radius * float(values[0]), 0.0)
             point.relative_gap = point.gap / max(point.objective, self.floor)
+            point.excess = max(point.gap - point.inner, 0.0)
             if point.relative_gap <= self.tol:
                 point.settle(problem.basis)
-            else:
+            elif point.excess > FINEST * self.tol * max(point.objective, self.floor):
                 multiplier = -slope / point.radius
                 width = max(int(np.count_nonzero(values > multiplier)) if problem.rank else 0, MIN_BLOCK)
                 wanted.append((point.relative_gap, left[:, : min(width, MAX_BLOCK)]))
@@ -126,15 +132,17 @@ class Path:
         """
         problem = self.problem
         left = [point for point in self.open if not point.solved]
-        for points in (self.open, left[:1]):
+        solved = [point for point in self.points if point.solved]
+        near = [*left, *sorted(solved, key=lambda point: point.radius)[-2:]]
+        for points in (near, left[:1]):
             full = self.cap < problem.n_features and problem.rank + MIN_BLOCK > self.cap
             used = [self.on_basis(point) for point in points]
-            if not used or (points is not self.open and not full):
+            if not used or (points is not near and not full):
                 return
             stacked = np.vstack([mt / max(float(np.linalg.norm(mt)), 1e-300) for mt in used])
             _, values, directions = np.linalg.svd(stacked, full_matrices=False)
             needed = int(np.count_nonzero(values > NEGLIGIBLE * values.max(initial=0.0)))
-            if full and points is not self.open:
+            if full and points is not near:
                 needed = min(needed, max(problem.rank - MIN_BLOCK, 1))
             elif needed >= NEEDED * (problem.rank - MIN_BLOCK):
                 continue
@@ -152,20 +160,37 @@ class Path:
         return mt
 
     def correct(self) -> None:
-        """Solve the small problem of every open point; a new one starts from its smaller neighbour."""
+        """Solve the small problem of every open point."""
         problem = self.problem
         self.advance()
         assert problem.statistics is not None
         quadratic = Quadratic(problem.statistics, problem.n_rows, problem.p0)
+        least = min((point.objective for point in self.points if np.isfinite(point.objective)), default=0.0)
         for point in self.open:
-            below = [each for each in self.points if each.radius < point.radius]
-            like = max(below, key=lambda each: each.radius) if below and not point.mt.any() else point
-            tol = INNER_SHARE * (min(point.gap, 0.2 * point.objective) if np.isfinite(point.gap) else 1.0)
-            corrected = solve(
-                quadratic,
-                self.on_basis(like),
-                point.radius,
-                max(tol, 0.3 * self.tol * max(point.objective, self.floor)),
-                curvature=like.curvature,
-            )
-            point.mt, point.curvature = corrected.mt, corrected.curvature
+            scale = max(point.objective if np.isfinite(point.objective) else least, self.floor)
+            start, tol = self.start(point), self.inner_tol(point, scale)
+            found = solve(quadratic, start, point.radius, tol, curvature=point.curvature)
+            point.mt, point.curvature, point.inner = found.mt, found.curvature, found.gap
+
+    def inner_tol(self, point: Point, scale: float) -> float:
+        """Gap to which the small problem of a point is worth solving, where F is ``scale``."""
+        return max(FINEST * self.tol * scale, min(INNER * point.excess, ROUGHEST * scale))
+
+    def start(self, point: Point) -> Array:
+        """M^T to begin with: the point's own, or else what the two radii below lead to expect."""
+        below = [each for each in self.points if each.radius < point.radius and each.mt.any()]
+        if point.mt.any() or not below:
+            return point.mt
+        *others, last = sorted(below, key=lambda each: each.radius)
+        point.curvature = last.curvature
+        mt = self.on_basis(last)
+        if not others:
+            return mt
+        return mt + step_ahead(others[-1].radius, last.radius, point.radius) * (
+            mt - self.on_basis(others[-1])
+        )
+
+
+def step_ahead(before: float, last: float, radius: float) -> float:
+    """How far to go on from two radii to the next, in units of the step between them, but not too far."""
+    return min((radius - last) / (last - before), 1.0) if last > before else 0.0

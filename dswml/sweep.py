@@ -66,6 +66,8 @@ class Sweep:
         for the exponential loss, "curve": the loss at each step length of ``alphas``.
     points : tuple of (rotation, mt, p0)
         Further matrices W = U rotation M at which to ask for "loss i", "slope i" and "gradient i".
+    products : bool
+        Ask for "square", X^T X, and "cross", Y^T X: for a caller who knows both to be small.
     """
 
     source: BlockSource
@@ -82,6 +84,7 @@ class Sweep:
     direction: Array | None = None
     alphas: tuple[float, ...] = ()
     points: tuple[tuple[Array, Array, float], ...] = ()
+    products: bool = False
 
 
 def sweep_block(block: RowBlock, request: Sweep, *basis: Array) -> Partial:
@@ -138,11 +141,19 @@ def _sums(reader: _Reader, request: Sweep, basis: tuple[Array, ...]) -> Partial:
             out["rows"] = new[_light_rows(labels, request.place)].astype(np.float64, copy=False)
     if request.direction is not None:
         out.update(residual.along(z, request.direction, request.alphas))
-    for number, (rotation, mt, p0) in enumerate(request.points):
-        at_point = _SquareResidual(labels, np.ascontiguousarray(z[:, :rank] @ rotation), mt, p0)
-        loss, slope = at_point.sums()
-        out[f"loss {number}"], out[f"slope {number}"] = np.array(loss), np.array(slope)
-        out[f"gradient {number}"] = at_point.assembled(reader.features)
+    if request.products:
+        out["square"] = reader.features.square()
+        out["cross"] = reader.features.transpose_times_labels(labels, np.ones(labels.nnz))[0]
+    if request.points:
+        at_points = [
+            _SquareResidual(labels, np.ascontiguousarray(z[:, :rank] @ rotation), mt, p0)
+            for rotation, mt, p0 in request.points
+        ]
+        gradients = reader.features.transpose_times_labels(labels, *(each.values for each in at_points))
+        for number, (at_point, gradient) in enumerate(zip(at_points, gradients, strict=True)):
+            loss, slope = at_point.sums()
+            out[f"loss {number}"], out[f"slope {number}"] = np.array(loss), np.array(slope)
+            out[f"gradient {number}"] = gradient
     return out
 
 
@@ -289,7 +300,7 @@ class _SquareResidual:
         return float(loss), float(self.values @ self.scores)
 
     def assembled(self, features: Features) -> Array:
-        return features.transpose_times_labels(self.labels, self.values)
+        return features.transpose_times_labels(self.labels, self.values)[0]
 
     def times(self, right: Array) -> Array:
         out = np.empty((self.labels.shape[0], right.shape[1]))

@@ -4,6 +4,7 @@ Each fold and weighting has one basis, grown from the fold's training rows only,
 from the smallest on; its statistics serve all of them. A read of X serves all folds, all weightings and
 several radii of each: it yields the gradient of every point, hence its certified gap and the directions
 it lacks. A second read takes up the new directions of all bases. A last one scores the held-out rows.
+Uniform weights need the first read only, where X^T X is small: see `dswml.plain_path`.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from .folds import Fold
 from .frank_wolfe import ASSEMBLED_ENTRIES, ASSEMBLED_SIDE, is_assembled, result_nbytes
 from .grid_scores import HISTOGRAM, RANKED, SCORES, Scoring, named_scores, score_block
 from .path import Path
+from .plain_path import PlainPath
 from .problem import Problem
 from .solver_state import restore_search, search_state
 from .stored import Dataset
@@ -43,7 +45,7 @@ Array = npt.NDArray[Any]
 
 #: Radii of a weighting that are worked on at once, at most: fewer if their gradients, for all folds and
 #: weightings, are more than this share of the memory limit.
-WINDOW = 4
+WINDOW = 3
 RESULTS_SHARE = 0.1
 #: Outer iterations after which the points that are left stay as they are.
 MAX_ITERATIONS = 60
@@ -183,7 +185,11 @@ def tune(
         )
     gradients = max(folds, 1) * len(weights) * result_nbytes(features, data.n_labels)
     window = int(np.clip(memory_limit * RESULTS_SHARE / gradients, 1, WINDOW))
-    check_room(data.block_nbytes, executor, window * gradients)
+    # X^T X and X^T Y of every fold, for uniform weights.
+    products = max(folds, 1) * 8 * features * (features + data.n_labels)
+    plain = features**2 <= ASSEMBLED_ENTRIES and products <= memory_limit * RESULTS_SHARE
+    results = window * gradients + plain * products
+    check_room(data.block_nbytes, executor, results)
     weightings = [(weight, resolve_p0(weight, data.k_hat, data.n_labels)) for weight in weights]
     grid = [(radius, weight, p0) for weight, p0 in weightings for radius in radii]
     if dtype == "auto":
@@ -195,7 +201,7 @@ def tune(
         None if data.normalize == normalize else normalize,
         float(fit_intercept),
         cache,
-        reserve=task_nbytes(0, window * gradients),
+        reserve=task_nbytes(0, results),
     )
     request = {
         "verb": "tune",
@@ -221,7 +227,7 @@ def tune(
             p0s = [p0 for _, p0 in weightings]
             assigned = stratified_folds(source, executor, folds, seed) if stratify and folds else None
             parts = [Fold(folds, seed, fold, assigned) for fold in range(folds)]
-            search = Search(executor, source, radii, p0s, parts, tol, memory_limit, window, pool)
+            search = Search(executor, source, radii, p0s, parts, tol, memory_limit, window, plain, pool)
             search.journal = journal
             iterations = search.solve(on_iteration)
             if journal is not None:
@@ -247,6 +253,7 @@ class Search:
         tol: float,
         memory_limit: int,
         window: int,
+        plain: bool,
         pool: ThreadPoolExecutor,
     ) -> None:
         self.executor, self.source, self.pool = executor, source, pool
@@ -267,7 +274,8 @@ class Search:
                 if p0 == 0.5:  # no statistics of labels, so more directions
                     cap, _ = plan_directions(0, source.n_features, np.zeros_like(label_counts), limit)
                 problem.keep_statistics(place)
-                self.paths.append(Path(problem, radii, cap, window, tol))
+                kind = PlainPath if plain and p0 == 0.5 else Path
+                self.paths.append(kind(problem, radii, cap, window, tol))
 
     @property
     def passes(self) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from dswml import tuning
 from dswml.errors import UsageError
 from dswml.estimator import SparseWeightedClassifier
 from dswml.estimator_cv import SparseWeightedClassifierCV
@@ -91,6 +92,20 @@ def test_the_path_without_folds_is_solved_on_all_rows_and_scores_nothing() -> No
     single = SparseWeightedClassifier(10.0, weights=0.1, tol=1e-5).fit(X, Y)
     assert path.points[1].objective[0] == pytest.approx(single.objective_, rel=1e-3)
     assert path.points[1].scores == {}
+
+
+def test_uniform_weights_take_one_read_where_their_products_find_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    data = as_dataset(*problem(), block_bytes=4096)
+    with InProcessExecutor(1) as executor:
+        found = tune(data, executor, radii=RADII, weights=("uniform",), folds=0)
+        monkeypatch.setattr(tuning, "RESULTS_SHARE", 0.0)
+        others = tune(data, executor, radii=RADII, weights=("uniform",), folds=0)
+    assert found.passes == 1 < others.passes
+    for point, other in zip(found.points, others.points, strict=True):
+        assert max(point.relative_gap[0], other.relative_gap[0]) <= 1e-3
+        assert point.objective[0] == pytest.approx(other.objective[0], rel=1e-3)
 
 
 def test_choices_and_tables(tuned: Tuned) -> None:
