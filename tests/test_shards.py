@@ -204,5 +204,5 @@ def test_memory_stays_within_its_limit_and_shards_take_it_from_this_process(
     here, sharded = peak(dask_executor, True)
     assert same_bits(central, sharded)
     assert central.history[-1].directions >= 25, "the limit is met"
-    assert alone <= 2 * limit  # with payloads, results and what the products lie in
+    assert alone <= limit
     assert here <= 0.6 * alone
