@@ -34,7 +34,7 @@ def test_table_1_is_exact(tmp_path: Path) -> None:
 
 
 def test_a_few_simulations_of_table_2_are_near_the_paper(tmp_path: Path) -> None:
-    code, results = reproduce(tmp_path, "table2", "--simulations", "2", "--sparsities", "2,6")
+    code, results = reproduce(tmp_path, "table2", "--simulations", "8", "--sparsities", "2,6")
     assert code == 0
     assert results["table2"]["open-loop"]["6"][1] == pytest.approx(1.0, abs=0.01)
     assert results["table2"]["corrective"]["2"][4] > 0.5  # at the optimum the classical loss recalls far more
