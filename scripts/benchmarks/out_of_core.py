@@ -119,6 +119,12 @@ class Timed(Executor):
     def memory_per_slot(self) -> int:
         return self.executor.memory_per_slot()
 
+    def homes(self, *args: Any, **kwargs: Any) -> Any:
+        return self.executor.homes(*args, **kwargs)
+
+    def at_homes(self, *args: Any, **kwargs: Any) -> Any:
+        return self.executor.at_homes(*args, **kwargs)
+
     def close(self) -> None:
         pass
 
