@@ -142,12 +142,11 @@ def add_label_grams(
 def add_gram_products(grams: Array, place: Array, first: int, stop: int, mt: Array, out: Array) -> None:
     """``out[l] = C_l m_l`` for the labels of ``[first, stop)`` that have a Gram matrix (``place >= 0``)."""
     rank = mt.shape[1]
-    zero = mt.dtype.type(0)
     for label in range(first, stop):
         heavy = place[label]
         if heavy >= 0:
             for a in range(rank):
-                total = zero
+                total = 0.0
                 for b in range(rank):
                     total += grams[heavy, a, b] * mt[label, b]
                 out[label, a] = total
@@ -159,14 +158,13 @@ def add_row_products(
 ) -> None:
     """``out[l] = sum_i z_i <z_i, m_l>`` over the active rows i of the labels that have no Gram matrix."""
     rank = mt.shape[1]
-    zero = mt.dtype.type(0)
     for label in range(first, stop):
         if place[label] < 0:
             for a in range(rank):
-                out[label, a] = zero
+                out[label, a] = 0.0
             for k in range(indptr[label], indptr[label + 1]):
                 i = rows[k]
-                total = zero
+                total = 0.0
                 for a in range(rank):
                     total += z[i, a] * mt[label, a]
                 for a in range(rank):

@@ -188,6 +188,10 @@ class _Reporting(Executor):
     def everywhere(self, function: Any, *arguments: Any) -> None:
         self._executor.everywhere(function, *arguments)
 
+    @property
+    def n_processes(self) -> int:
+        return self._executor.n_processes
+
     def homes(self, count: int, before: Sequence[str] = ()) -> tuple[str, ...]:
         return self._executor.homes(count, before)
 

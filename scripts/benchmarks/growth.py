@@ -15,7 +15,7 @@ from common import GB, MIB, Chart, Curve, Goal, Result, Setting, Table, local_wo
 from dswml.dataset import Dataset, open_dataset
 from dswml.executor import Executor, InProcessExecutor
 from dswml.features import BlockSource
-from dswml.frank_wolfe import Options
+from dswml.frank_wolfe import Options, Record
 from dswml.problem import Problem
 from dswml.synth import synthesize
 from dswml.training import Parameters, train
@@ -126,10 +126,13 @@ def _curve(
     return middles
 
 
+def _dense_law(setting: Setting) -> dict[str, int]:
+    return {"features": setting.pick(1000, 50), "labels": 100, "sparsity": 6}
+
+
 def _rows(found: Result, setting: Setting) -> None:
     counts = setting.pick([10_000, 100_000, 1_000_000, 10_000_000], [500, 1000])
-    law = {"features": setting.pick(1000, 50), "labels": 100, "sparsity": 6}
-    sets = [make(setting, f"rows-{count}", rows=count, **law) for count in counts]
+    sets = [make(setting, f"rows-{count}", rows=count, **_dense_law(setting)) for count in counts]
     with_memory = len(found.tables)
     times = _curve(found, setting, "Rows, dense X", "rows", counts, sets)
     peaks = [float(line[-1]) for line in found.tables[with_memory].lines]
@@ -173,14 +176,8 @@ def _labels_a_row(found: Result, setting: Setting) -> None:
 
 def _workers(found: Result, setting: Setting) -> None:
     """More processes than cores cost; a machine of its own for each would bring."""
-    data = make(
-        setting,
-        "workers",
-        rows=setting.pick(1_000_000, 1000),
-        features=setting.pick(1000, 50),
-        labels=100,
-        sparsity=6,
-    )
+    rows = setting.pick(1_000_000, 1000)
+    data = make(setting, f"rows-{rows}", rows=rows, **_dense_law(setting))
     counts = setting.pick([1, 2, 4], [1, 2])
     middles, lines = [], []
     for count in counts:
@@ -233,10 +230,13 @@ def _extreme(found: Result, setting: Setting) -> None:
     iterations = setting.pick(20, 2)
     limit = setting.pick(3 * GB // 2, 512 * MIB)
     records: list[tuple[float, float]] = []
+
+    def note(record: Record) -> None:
+        records.append((time.perf_counter() - begin, record.objective))
+
     with watched() as memory, local_workers(2, limit) as executor:
         begin = time.perf_counter()
         options = Options(tol=0.0, max_iter=iterations, memory_limit=setting.pick(3 * GB // 2, 2**28))
-        note = lambda record: records.append((time.perf_counter() - begin, record.objective))  # noqa: E731
         _, solution = train(
             data, Parameters(radius=100.0, weights=0.1, options=options), executor, callbacks=[note]
         )

@@ -119,6 +119,10 @@ class Timed(Executor):
     def memory_per_slot(self) -> int:
         return self.executor.memory_per_slot()
 
+    @property
+    def n_processes(self) -> int:
+        return self.executor.n_processes
+
     def homes(self, *args: Any, **kwargs: Any) -> Any:
         return self.executor.homes(*args, **kwargs)
 

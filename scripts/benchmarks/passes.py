@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from common import Chart, Curve, Goal, Result, Setting, Table, real_sets
@@ -32,10 +33,10 @@ class Reached:
 
 
 def timed_fit(
-    data: Dataset, radius: float, weights: str = "sparsity", **options: object
+    data: Dataset, radius: float, weights: str = "sparsity", **options: Any
 ) -> tuple[Solution, list[float]]:
     """Return the solution, and the CPU seconds of all threads at each of its records."""
-    parameters = Parameters(radius=radius, weights=weights, options=Options(**options))  # type: ignore[arg-type]
+    parameters = Parameters(radius=radius, weights=weights, options=Options(**options))
     started = time.process_time()
     cpu: list[float] = []
     with InProcessExecutor() as executor:

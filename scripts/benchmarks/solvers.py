@@ -14,7 +14,7 @@ from scipy.sparse.linalg import svds
 
 from dswml.dataset import Dataset
 from dswml.executor import InProcessExecutor
-from dswml.frank_wolfe import Options
+from dswml.frank_wolfe import Options, Record
 from dswml.training import Parameters, train
 
 Trace = list[tuple[float, float]]
@@ -24,9 +24,12 @@ def ours(data: Dataset, radius: float, tol: float) -> Trace:
     """Seconds and objective of every iteration of a fit, start included."""
     begin = time.perf_counter()
     trace: Trace = []
+
+    def note(record: Record) -> None:
+        trace.append((time.perf_counter() - begin, record.objective))
+
     with InProcessExecutor() as executor:
         options = Options(tol=tol)
-        note = lambda record: trace.append((time.perf_counter() - begin, record.objective))  # noqa: E731
         train(data, Parameters(radius=radius, options=options), executor, callbacks=[note])
     return trace
 
