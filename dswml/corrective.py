@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import kernels
+from .duality import GapBound
 from .errors import UsageError
 
 __all__ = [
@@ -33,7 +34,6 @@ __all__ = [
     "plan_directions",
     "project_nuclear",
     "solve",
-    "top_singular_value",
 ]
 
 Array = npt.NDArray[Any]
@@ -377,12 +377,14 @@ class Part:
         self._spare, self._x_before, self._g_before = [], self.x, self._g
         return self.x
 
-    def sums(self, moved: bool) -> Array:
-        """<x, gradient>, <b, x> and the Gram matrix of the gradient, in one flat array."""
+    def sums(self, moved: bool, tight: bool) -> Array:
+        """<x, gradient>, <b, x>, the Gram matrix of the gradient, and its product with x if asked for."""
         self._accept(moved)
-        positives = self.of(self.statistics.positives)
-        numbers = [np.vdot(self.x, self._g), np.vdot(positives, self.x)]
-        return np.concatenate([numbers, self.gradient_gram(self.wide).ravel()])
+        numbers = [np.vdot(self.x, self._g), np.vdot(self.of(self.statistics.positives), self.x)]
+        matrices = [self.gradient_gram(self.wide)]
+        if tight:
+            matrices.append(self.x @ self._g.T if self.wide else self.x.T @ self._g)
+        return np.concatenate([numbers, *(matrix.ravel() for matrix in matrices)])
 
     def gradient_gram(self, wide: bool = False) -> Array:
         """Gram matrix of the gradient between directions or, where it is wide, labels."""
@@ -391,6 +393,11 @@ class Part:
     def gradient_times(self, columns: Array) -> Array:
         """Product of the gradient (labels x directions) with a few columns."""
         product: Array = self._g @ columns
+        return product
+
+    def gradient_transpose_times(self, columns: Array) -> Array:
+        """Product of its transpose with a few columns."""
+        product: Array = self._g.T @ columns
         return product
 
     def ahead_gram(self, moved: bool, weight: float, curvature: float) -> Array:
@@ -488,18 +495,6 @@ def shrinking_factors(gram: Array, radius: float) -> tuple[Array, Array] | None:
     return vectors * factors, np.ascontiguousarray(vectors.T)
 
 
-def top_singular_value(matrix: Array) -> float:
-    """Largest singular value, through the smaller Gram matrix."""
-    if not matrix.size:
-        return 0.0
-    return _root(matrix.T @ matrix if matrix.shape[0] >= matrix.shape[1] else matrix @ matrix.T)
-
-
-def _root(gram: Array) -> float:
-    """Square root of the largest eigenvalue."""
-    return float(np.sqrt(max(np.linalg.eigvalsh(gram)[-1], 0.0))) if gram.size else 0.0
-
-
 @dataclass(frozen=True)
 class Corrected:
     """Solution of the small problem: M^T and F there, its gap, and the curvature met."""
@@ -518,20 +513,22 @@ def solve(
     tol: float,
     *,
     curvature: float = 1e-6,
+    tight: bool = False,
 ) -> Corrected:
-    """Minimise over the nuclear ball to a duality gap of ``tol``.
+    """Minimise over the nuclear ball to a duality gap of ``tol``: that of Eq. 37 or the ``tight`` one.
 
     Projected gradients need few iterations on data of a sane scale. Where they do not, as with
     features far from the origin, and the problem is small enough, its Hessians are decomposed once
     and splitting, which does not mind their condition, takes over.
     """
-    found = _accelerated_gradient(problem, start, radius, tol, curvature, GRADIENT_STEPS)
+    bound = GapBound(problem.statistics.g0, problem.n_rows) if tight else None
+    found = _accelerated_gradient(problem, start, radius, tol, curvature, GRADIENT_STEPS, bound)
     if found.gap <= tol:
         return found
     if problem.decomposes:
-        split = _splitting(problem, found, radius, tol)
+        split = _splitting(problem, found, radius, tol, bound)
         return split if split.gap < found.gap else found
-    return _accelerated_gradient(problem, found.mt, radius, tol, found.curvature, 4 * GRADIENT_STEPS)
+    return _accelerated_gradient(problem, found.mt, radius, tol, found.curvature, 4 * GRADIENT_STEPS, bound)
 
 
 def _accelerated_gradient(
@@ -541,6 +538,7 @@ def _accelerated_gradient(
     tol: float,
     curvature: float,
     max_iter: int,
+    bound: GapBound | None,
 ) -> Corrected:
     """Accelerated projected gradient with adaptive restart.
 
@@ -552,10 +550,8 @@ def _accelerated_gradient(
     momentum, weight, moved, iteration = 1.0, 0.0, False, 0
     curvature *= 0.3
     while True:
-        slope, overlap, *entries = problem.total("sums", moved)
+        gap, slope, overlap = _look(problem, moved, radius, bound)
         moved = False
-        side = math.isqrt(len(entries))
-        gap = float(slope + radius * _root(np.reshape(entries, (side, side))))
         if gap <= tol or iteration >= max_iter:
             break
         for _ in range(CHECK_EVERY):
@@ -573,11 +569,36 @@ def _accelerated_gradient(
             weight = float((momentum - 1) / following)
             momentum, moved = following, True
             iteration += 1
-    objective = problem.objective(float(slope), float(overlap))
+    objective = problem.objective(slope, overlap)
     return Corrected(np.concatenate(problem.each("iterate")), objective, gap, float(curvature), iteration)
 
 
-def _splitting(problem: Quadratic, start: Corrected, radius: float, tol: float) -> Corrected:
+def _look(
+    problem: Quadratic, moved: bool, radius: float, bound: GapBound | None
+) -> tuple[float, float, float]:
+    """The gap at the iterate, <x, gradient> and <b, x>."""
+    slope, overlap, *entries = problem.total("sums", moved, bound is not None)
+    matrices = np.array(entries)
+    side = math.isqrt(matrices.size // (1 if bound is None else 2))
+    gram = matrices[: side**2].reshape(side, side)
+    if bound is None or not side:
+        squares = np.linalg.eigvalsh(gram)
+        top = float(np.sqrt(max(squares.max(initial=0.0), 0.0)))
+        return float(slope) + radius * top, float(slope), float(overlap)
+    squares, vectors = np.linalg.eigh(gram)
+    values = np.sqrt(np.maximum(squares, 0))
+    inverse = np.divide(1, values, out=np.zeros_like(values), where=values > 1e-13 * values[-1])
+    product = matrices[side**2 :].reshape(side, side)
+    overlaps = -np.einsum("ij,ij->j", vectors, product @ vectors) * inverse
+    wide = problem.statistics.n_labels < problem.statistics.rank
+    left = problem.total("gradient_transpose_times", vectors * inverse) if wide else vectors
+    gap = bound.gap(left, values, overlaps, float(slope), radius, problem.p0)
+    return gap, float(slope), float(overlap)
+
+
+def _splitting(
+    problem: Quadratic, start: Corrected, radius: float, tol: float, bound: GapBound | None
+) -> Corrected:
     """Alternate exact minimisation per label with the projection (ADMM), balancing the two."""
     values, vectors = np.linalg.eigh(problem.hessians())
     values = np.maximum(values, 0)
@@ -594,10 +615,10 @@ def _splitting(problem: Quadratic, start: Corrected, radius: float, tol: float) 
         dual = dual + free - feasible
         if iteration % CHECK_EVERY:
             continue
-        gradient = problem.gradient(feasible)
-        gap = _gap(feasible, gradient, radius)
+        problem.begin(feasible)
+        gap, slope, overlap = _look(problem, False, radius, bound)
         if gap < best.gap:
-            value = problem.value(feasible, gradient)
+            value = problem.objective(slope, overlap)
             best = Corrected(feasible, value, gap, start.curvature, start.iterations + iteration)
         if gap <= tol:
             break
@@ -607,6 +628,3 @@ def _splitting(problem: Quadratic, start: Corrected, radius: float, tol: float) 
         penalty, dual = penalty * factor, dual / factor
     return best
 
-
-def _gap(mt: Array, gradient: Array, radius: float) -> float:
-    return float(np.vdot(mt, gradient)) + radius * top_singular_value(gradient)

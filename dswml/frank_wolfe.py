@@ -25,6 +25,7 @@ import numpy.typing as npt
 from . import oracle
 from .certificate import singular_value_bound
 from .corrective import Quadratic, plan_directions, solve
+from .duality import GapBound
 from .errors import ClusterError, UsageError
 from .executor import HomesLostError
 from .oracle import Answer
@@ -33,7 +34,7 @@ from .shards import shards_nbytes
 from .solution import Certificate, Options, Record, Solution
 from .solver_state import restore_run, run_state
 
-__all__ = ["Certificate", "Options", "Record", "Solution", "frank_wolfe", "is_assembled", "result_nbytes"]
+__all__ = ["Certificate", "Options", "Record", "Solution", "frank_wolfe", "has_square", "is_assembled", "result_nbytes"]
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -41,6 +42,8 @@ T = TypeVar("T")
 #: Largest gradient (D x L entries) that is assembled, and largest smaller side that is decomposed.
 ASSEMBLED_ENTRIES = 4_000_000
 ASSEMBLED_SIDE = 2048
+#: Most features of dense rows for which X^T X is worth its time; for sparse ones it must only be small.
+DENSE_SQUARE = 256
 #: Directions added per corrective iteration unless asked otherwise: at least and at most.
 MIN_BLOCK, MAX_BLOCK = 20, 80
 #: Share of the memory limit that the result of a task may take; a node of the tree of sums holds nine.
@@ -72,8 +75,22 @@ def is_assembled(n_features: int, n_labels: int) -> bool:
     return n_features * n_labels <= ASSEMBLED_ENTRIES and min(n_features, n_labels) <= ASSEMBLED_SIDE
 
 
-def result_nbytes(n_features: int, n_labels: int, memory_limit: int = 2**31) -> int:
-    """Bytes of what a task returns at most: the gradient, or what a block of directions asks for.
+def has_square(n_features: int, n_labels: int, sparse: bool) -> bool:
+    """Tell whether X^T X, from which the gap follows more tightly, is read along with the first gradient.
+
+    Examples
+    --------
+    >>> has_square(1836, 159, sparse=True), has_square(1836, 159, sparse=False)
+    (True, False)
+    """
+    small = n_features**2 <= ASSEMBLED_ENTRIES if sparse else n_features <= DENSE_SQUARE
+    return small and is_assembled(n_features, n_labels)
+
+
+def result_nbytes(
+    n_features: int, n_labels: int, memory_limit: int = 2**31, *, square: bool = False
+) -> int:
+    """Bytes of what a task returns at most: gradient and X^T X, or what a block of directions asks for.
 
     Examples
     --------
@@ -82,7 +99,7 @@ def result_nbytes(n_features: int, n_labels: int, memory_limit: int = 2**31) -> 
     """
     width, entries = min(MAX_BLOCK, n_features, n_labels), n_features + n_labels
     if is_assembled(n_features, n_labels):
-        return 8 * (n_features * n_labels + width * entries)
+        return 8 * (n_features * (n_labels + square * n_features) + width * entries)
     return int(min(8 * width * entries, max(RESULTS_SHARE * memory_limit, 8 * 2 * entries)))
 
 
@@ -124,6 +141,14 @@ class Run:
         small = is_assembled(problem.n_features, problem.n_labels)
         self.assemble = small if options.assemble is None else options.assemble
         self.truncated = False
+        sparse = problem.source.data.is_sparse
+        self.tight = (
+            self.assemble
+            and options.step == "corrective"
+            and problem.loss == "square"
+            and has_square(problem.n_features, problem.n_labels, sparse)
+        )
+        self.bound: GapBound | None = None
         if options.step == "corrective":
             self.cap, place = plan_directions(
                 problem.n_rows, problem.n_features, problem.label_counts, options.memory_limit
@@ -217,7 +242,11 @@ class Run:
     def linear_oracle(self) -> Answer:
         if self.assemble:
             leading = None if self.options.step == "corrective" else 1
-            return oracle.assembled(self.problem, self.mt, leading)
+            asks = self.tight and self.bound is None
+            answer, square = oracle.assembled(self.problem, self.mt, leading, square=asks)
+            if square is not None:
+                self.bound = GapBound(square, self.problem.n_rows)
+            return answer
         width = self.options.block_size or min(MIN_BLOCK + _rank(self.mt), MAX_BLOCK)
         width = min(max(width, 2), self.widest())
         rng = np.random.default_rng([self.options.seed, self.iteration])
@@ -262,6 +291,10 @@ class Run:
     def gap(self, answer: Answer) -> tuple[float, bool]:
         """The gap, and whether it is certified; the costly certificate waits until it can succeed."""
         self.estimate = estimate = answer.gap(self.problem.radius)
+        if self.bound is not None:
+            self.estimate = gap = self.tight_gap(self.bound, answer)
+            self.certificate = Certificate("curvature", gap, 1.0)
+            return gap, True
         if answer.exact:
             self.certificate = Certificate("assembled", estimate, 1.0)
             return estimate, True
@@ -303,6 +336,12 @@ class Run:
         if gap > self.options.tol * self.scale(answer):
             self.certify_below = estimate / self.scale(answer) / 2  # not again until it has halved
         return gap, True
+
+    def tight_gap(self, bound: GapBound, answer: Answer) -> float:
+        problem = self.problem
+        w_left = problem.basis[:, : self.mt.shape[1]].T @ answer.left
+        overlaps = -np.einsum("ij,ij->j", w_left, self.mt.T @ answer.right)
+        return bound.gap(answer.left, answer.values, overlaps, answer.slope, problem.radius, problem.p0)
 
     # The step rules
 
@@ -350,7 +389,9 @@ class Run:
                 self.mt = np.pad(self.mt, ((0, 0), (0, problem.rank - self.mt.shape[1])))
         tol = max(INNER_SHARE * gap, 1e-14 * self.scale(answer))
         corrected = self.small(
-            lambda small: solve(small, self.mt, problem.radius, tol, curvature=self.curvature)
+            lambda small: solve(
+                small, self.mt, problem.radius, tol, curvature=self.curvature, tight=self.bound is not None
+            )
         )
         self.curvature = corrected.curvature
         return corrected.mt

@@ -63,13 +63,19 @@ class Answer:
         return max(self.slope + radius * float(self.values[0]), 0.0)
 
 
-def assembled(problem: Problem, mt: Array, leading: int | None = None) -> Answer:
-    """Decompose the whole gradient, which one read of the data assembles; all triples or the leading."""
-    sums = problem.sweep(mt, assemble=True)
+def assembled(
+    problem: Problem, mt: Array, leading: int | None = None, *, square: bool = False
+) -> tuple[Answer, Array | None]:
+    """Decompose the whole gradient, which one read of the data assembles; all triples or the leading.
+
+    The same read brings X^T X where that is asked for.
+    """
+    sums = problem.sweep(mt, assemble=True, square=square)
     mt = _padded(mt, problem.rank)
     gradient = problem.gradient(mt, sums["gradient"])  # L x D
     left, values, right = decompose(gradient, leading)
-    return Answer(left, values, right, *problem.value_and_slope(mt, sums), exact=True)
+    answer = Answer(left, values, right, *problem.value_and_slope(mt, sums), exact=True)
+    return answer, sums.get("square")
 
 
 def krylov(problem: Problem, mt: Array, start: Array, max_rounds: int) -> Answer:

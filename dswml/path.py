@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from . import oracle
-from .corrective import Quadratic, solve
+from .corrective import Quadratic, project_nuclear, solve
+from .duality import GapBound
 from .frank_wolfe import MAX_BLOCK, MIN_BLOCK, OBJECTIVE_FLOOR
 from .problem import Problem
 from .sweep import Partial, Sweep
@@ -67,6 +68,7 @@ class Path:
         self.problem, self.cap, self.window, self.tol = problem, cap, window, tol
         self.points = [Point(radius, problem.n_labels) for radius in radii]
         self.open: list[Point] = []
+        self.bound: GapBound | None = None
         at_zero = (1 - problem.p0) * float(problem.label_counts.sum()) / problem.n_rows
         self.floor = max(OBJECTIVE_FLOOR * at_zero, np.finfo(float).tiny)
 
@@ -90,24 +92,49 @@ class Path:
         points = tuple((*point.compact(), self.problem.p0) for point in self.open)
         return self.problem.request(None, points=points)
 
+    def begin(self, cross: Array) -> None:
+        """Look at W = 0, whose gradient follows from Y^T X."""
+        self.advance()
+        problem, (first, *_) = self.problem, self.open
+        p1 = 1 - problem.p0
+        objective = p1 * float(problem.label_counts.sum()) / problem.n_rows
+        lacked = self.examine(first, -problem.scale * p1 * cross, objective, 0.0)
+        self.grow([] if lacked is None else [(first.relative_gap, lacked)])
+
     def look(self, sums: Partial) -> None:
         """Take the gradients of the open points: their gaps, and the directions they lack."""
         problem = self.problem
         wanted: list[tuple[float, Array]] = []
         for number, point in enumerate(self.open):
             gradient = problem.gradient(point.mt, sums[f"gradient {number}"])
-            left, values, _ = oracle.decompose(gradient, None)
             found = {"loss": sums[f"loss {number}"], "slope": sums[f"slope {number}"]}
-            point.objective, slope = problem.value_and_slope(point.mt, found)
-            point.gap = max(slope + point.radius * float(values[0]), 0.0)
-            point.relative_gap = point.gap / max(point.objective, self.floor)
-            point.excess = max(point.gap - point.inner, 0.0)
-            if point.relative_gap <= self.tol:
-                point.settle(problem.basis)
-            elif point.excess > FINEST * self.tol * max(point.objective, self.floor):
-                multiplier = -slope / point.radius
-                width = max(int(np.count_nonzero(values > multiplier)) if problem.rank else 0, MIN_BLOCK)
-                wanted.append((point.relative_gap, left[:, : min(width, MAX_BLOCK)]))
+            lacked = self.examine(point, gradient, *problem.value_and_slope(point.mt, found))
+            if lacked is not None:
+                wanted.append((point.relative_gap, lacked))
+        self.grow(wanted)
+
+    def examine(self, point: Point, gradient: Array, objective: float, slope: float) -> Array | None:
+        """Find the gap of a point: settle it, or return the directions that its basis lacks, if any."""
+        problem = self.problem
+        left, values, right = oracle.decompose(gradient, None)
+        point.objective, scale = objective, max(objective, self.floor)
+        point.gap = max(slope + point.radius * float(values[0]), 0.0)
+        if self.bound is not None:
+            overlaps = -np.einsum("ij,ij->j", problem.basis.T @ left, point.mt.T @ right)
+            point.gap = self.bound.gap(left, values, overlaps, slope, point.radius, problem.p0)
+        point.relative_gap = point.gap / scale
+        point.excess = max(point.gap - point.inner, 0.0)
+        if point.relative_gap <= self.tol:
+            point.settle(problem.basis)
+            return None
+        if point.excess <= FINEST * self.tol * scale:
+            return None
+        violating = np.count_nonzero(values > -slope / point.radius) if problem.rank else 0
+        return left[:, : int(np.clip(violating, MIN_BLOCK, MAX_BLOCK))]
+
+    def grow(self, wanted: list[tuple[float, Array]]) -> None:
+        """Append what is new in the directions that points want, each with its relative gap."""
+        problem = self.problem
         if problem.rank:
             self.narrow()
         room = max(self.cap - problem.rank, 0)
@@ -169,7 +196,7 @@ class Path:
         for point in self.open:
             scale = max(point.objective if np.isfinite(point.objective) else least, self.floor)
             start, tol = self.start(point), self.inner_tol(point, scale)
-            found = solve(quadratic, start, point.radius, tol, curvature=point.curvature)
+            found = solve(quadratic, start, point.radius, tol, curvature=point.curvature, tight=self.bound is not None)
             point.mt, point.curvature, point.inner = found.mt, found.curvature, found.gap
 
     def inner_tol(self, point: Point, scale: float) -> float:
@@ -186,9 +213,8 @@ class Path:
         mt = self.on_basis(last)
         if not others:
             return mt
-        return mt + step_ahead(others[-1].radius, last.radius, point.radius) * (
-            mt - self.on_basis(others[-1])
-        )
+        ahead = step_ahead(others[-1].radius, last.radius, point.radius)
+        return project_nuclear(mt + ahead * (mt - self.on_basis(others[-1])), point.radius)
 
 
 def step_ahead(before: float, last: float, radius: float) -> float:

@@ -16,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from . import oracle
-from .corrective import Quadratic, Statistics, solve
+from .corrective import Quadratic, Statistics, project_nuclear, solve
 from .frank_wolfe import MAX_BLOCK, MIN_BLOCK
 from .path import NEGLIGIBLE, Path, Point, step_ahead
-from .sweep import Partial, Sweep
 
 __all__ = ["PlainPath"]
 
@@ -32,16 +31,10 @@ MAX_ROUNDS = 60
 class PlainPath(Path):
     """All radii of uniform weights on one fold, solved once X^T X and X^T Y are there."""
 
-    def request(self) -> Sweep:
-        """Ask for X^T X and X^T Y."""
-        return self.problem.request(None, products=True)
-
-    def look(self, sums: Partial) -> None:
-        """Solve all points, from the smallest radius on."""
+    def solve_all(self, square: Array, cross: Array) -> None:
+        """Solve all points, from the smallest radius on, given X^T X and Y^T X."""
         # No W has right vectors outside the row space of B, so labels are replaced by a basis of that.
-        cross = sums["cross"]
         frame, cross = np.linalg.qr(cross) if cross.shape[0] > cross.shape[1] else (None, cross)
-        square = sums["square"]
         nothing = np.zeros((len(square), 0)), np.zeros((len(cross), 0))
         behind: list[tuple[float, Array, Array]] = []
         curvature = self.points[0].curvature
@@ -55,14 +48,16 @@ class PlainPath(Path):
 
     def solve(self, point: Point, square: Array, cross: Array, u: Array, mt: Array) -> tuple[Array, Array]:
         """Return the factors of a point, found from those given; the labels of M^T are ``cross``'s."""
+        assert self.bound is not None
         n_rows, positives = self.problem.n_rows, float(self.problem.label_counts.sum())
         image = square @ u
         for _ in range(MAX_ROUNDS):
             gradient = (mt @ image.T - cross) / n_rows
-            left, values, _ = oracle.decompose(gradient, None)
+            left, values, right = oracle.decompose(gradient, None)
             slope = float(np.vdot(mt, gradient @ u))
             point.objective = (slope + (positives - float(np.vdot(mt, cross @ u))) / n_rows) / 2
-            point.gap = max(slope + point.radius * float(values[0]), 0.0)
+            overlaps = -np.einsum("ij,ij->j", u.T @ left, mt.T @ right)
+            point.gap = self.bound.gap(left, values, overlaps, slope, point.radius, 0.5)
             scale = max(point.objective, self.floor)
             point.relative_gap = point.gap / scale
             if point.relative_gap <= self.tol:
@@ -74,7 +69,7 @@ class PlainPath(Path):
             start = np.pad(mt, ((0, 0), (0, fresh.shape[1])))
             small = _least_squares(basis.T @ image, cross @ basis, n_rows)
             tol = self.inner_tol(point, scale)
-            found = solve(small, start, point.radius, tol, curvature=point.curvature)
+            found = solve(small, start, point.radius, tol, curvature=point.curvature, tight=True)
             point.curvature, point.inner = found.curvature, found.gap
             rotation, mt = _compact(found.mt)
             u, image = basis @ rotation, image @ rotation
@@ -112,7 +107,7 @@ def _expected(radius: float, behind: list[tuple[float, Array, Array]]) -> tuple[
     ahead = step_ahead(old_radius, last, radius)
     basis = np.hstack([u, _outside(u, old_u)])
     mt = (1 + ahead) * mt @ (u.T @ basis) - ahead * old_mt @ (old_u.T @ basis)
-    rotation, mt = _compact(mt, NEGLIGIBLE)
+    rotation, mt = _compact(project_nuclear(mt, radius), NEGLIGIBLE)
     return basis @ rotation, mt
 
 

@@ -14,7 +14,7 @@ from .dask_executor import PAUSED_AT, WORKER_BYTES
 from .errors import UsageError
 from .executor import one_blas_thread
 from .features import BlockSource
-from .frank_wolfe import MIN_BLOCK, is_assembled, result_nbytes
+from .frank_wolfe import MIN_BLOCK, has_square, is_assembled, result_nbytes
 from .stored import Dataset
 from .sweep import Sweep, sweep_block
 
@@ -95,7 +95,8 @@ def plan_training(data: Dataset, *, workers: int = 1, threads: int = 1, factor_m
     if workers < 1 or threads < 1:
         raise UsageError(f"workers and threads must be at least 1; got {workers} and {threads}")
     data.check()
-    results = result_nbytes(data.n_features, data.n_labels, factor_memory)
+    square = has_square(data.n_features, data.n_labels, data.is_sparse)
+    results = result_nbytes(data.n_features, data.n_labels, factor_memory, square=square)
     cap, _ = plan_directions(data.n_rows, data.n_features, np.asarray(data.label_counts), factor_memory)
     least = WORKER_BYTES + threads * task_nbytes(data.block_nbytes, results)
     rows = data.block_nbytes * len(data.blocks)

@@ -29,7 +29,11 @@ class Record:
 
 @dataclass(frozen=True)
 class Certificate:
-    """How the gap is known: "assembled" is exact, "lanczos" holds with ``confidence``."""
+    """How the gap is known.
+
+    "assembled" is that of Eq. 37 itself, "lanczos" a bound of it that holds with ``confidence``, and
+    "curvature" the tighter one of `dswml.duality`.
+    """
 
     method: str
     gap: float

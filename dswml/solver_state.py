@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .checkpoint_file import Values
+from .duality import GapBound
 from .errors import DataError
 from .executor import Shared
 from .model_file import history_records, history_table
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["restore_run", "restore_search", "run_state", "search_state"]
 
 _NUMBERS = ("iteration", "curvature", "certify_below", "floor", "estimate", "truncated")
+BOUND = ("factor", "ridge")
 _ARRAYS = ("mt", "last_right")
 
 
@@ -64,12 +66,27 @@ def restore_problem(problem: Problem, state: Values) -> None:
         statistics.restore({name: state[f"statistics {name}"] for name in statistics.state()})
 
 
+def bound_state(bound: GapBound) -> Values:
+    """Return what a bound of gaps is made of."""
+    return {name: getattr(bound, name) for name in BOUND}
+
+
+def restored_bound(problem: Problem, state: Values) -> GapBound | None:
+    """Make the bound of a problem again, if the state has one."""
+    if state.get("factor") is None:
+        return None
+    if state["factor"].shape != 2 * (problem.n_features,):
+        raise DataError(f"the factor in the checkpoint is not of {problem.n_features} features")
+    return GapBound.restored(problem.n_rows, **{name: state[name] for name in BOUND})
+
+
 def run_state(run: Run, answer: Answer, width: int) -> Values:
     """Return the state of a run about to make a step with at most ``width`` vectors of the answer."""
     columns, history = history_table(run.history)
     return {
         **problem_state(run.problem),
         **{name: getattr(run, name) for name in (*_NUMBERS, *_ARRAYS)},
+        **({} if run.bound is None else bound_state(run.bound)),
         "tol": run.options.tol,
         "certificate": None if run.certificate is None else asdict(run.certificate),
         "history": history,
@@ -86,6 +103,7 @@ def run_state(run: Run, answer: Answer, width: int) -> Values:
 def restore_run(run: Run, state: dict[str, Any]) -> Answer:
     """Put a new run into a state, and return the answer that its next step is made with."""
     restore_problem(run.problem, state)
+    run.bound = restored_bound(run.problem, state)
     for name in (*_NUMBERS, *_ARRAYS):
         setattr(run, name, state[name])
     if state["tol"] != run.options.tol:
@@ -100,6 +118,10 @@ def restore_run(run: Run, state: dict[str, Any]) -> Answer:
 def search_state(search: Search, iteration: int) -> Values:
     """Return the state of a search of a grid that is about to begin an iteration."""
     state: Values = {"iteration": iteration, "rows_read": search.rows_read}
+    for number, paths in enumerate(search.by_fold):
+        bound = paths[0].bound
+        if bound is not None:
+            state |= {f"fold {number} {name}": value for name, value in bound_state(bound).items()}
     for number, path in enumerate(search.paths):
         own = problem_state(path.problem)
         points = [vars(point) for point in path.points]
@@ -118,6 +140,11 @@ def search_state(search: Search, iteration: int) -> Values:
 def restore_search(search: Search, state: Values) -> int:
     """Put a new search into a state, and return the iteration that it begins."""
     search.rows_read = state["rows_read"]
+    for number, paths in enumerate(search.by_fold):
+        own = {name: state.get(f"fold {number} {name}") for name in BOUND}
+        bound = restored_bound(paths[0].problem, own)
+        for path in paths:
+            path.bound = bound
     for number, path in enumerate(search.paths):
         prefix = f"path {number} "
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

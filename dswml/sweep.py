@@ -66,8 +66,8 @@ class Sweep:
         for the exponential loss, "curve": the loss at each step length of ``alphas``.
     points : tuple of (rotation, mt, p0)
         Further matrices W = U rotation M at which to ask for "loss i", "slope i" and "gradient i".
-    products : bool
-        Ask for "square", X^T X, and "cross", Y^T X: for a caller who knows both to be small.
+    square, cross : bool
+        Ask for "square", X^T X, and "cross", Y^T X: for a caller who knows them to be small.
     """
 
     source: BlockSource
@@ -84,7 +84,8 @@ class Sweep:
     direction: Array | None = None
     alphas: tuple[float, ...] = ()
     points: tuple[tuple[Array, Array, float], ...] = ()
-    products: bool = False
+    square: bool = False
+    cross: bool = False
 
 
 def sweep_block(block: RowBlock, request: Sweep, *basis: Array) -> Partial:
@@ -141,8 +142,9 @@ def _sums(reader: _Reader, request: Sweep, basis: tuple[Array, ...]) -> Partial:
             out["rows"] = new[_light_rows(labels, request.place)].astype(np.float64, copy=False)
     if request.direction is not None:
         out.update(residual.along(z, request.direction, request.alphas))
-    if request.products:
+    if request.square:
         out["square"] = reader.features.square()
+    if request.cross:
         out["cross"] = reader.features.transpose_times_labels(labels, np.ones(labels.nnz))[0]
     if request.points:
         at_points = [

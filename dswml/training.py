@@ -17,7 +17,7 @@ from .checkpoints import Checkpoints, begin, data_request, saving
 from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
-from .frank_wolfe import Options, Record, Solution, frank_wolfe, result_nbytes
+from .frank_wolfe import Options, Record, Solution, frank_wolfe, has_square, result_nbytes
 from .model import Model
 from .problem import Problem
 from .stored import Dataset
@@ -84,7 +84,10 @@ def train(
     solution : Solution
     """
     data.check(executor)
-    results = result_nbytes(data.n_features, data.n_labels, parameters.options.memory_limit)
+    square = has_square(data.n_features, data.n_labels, data.is_sparse)
+    results = result_nbytes(
+        data.n_features, data.n_labels, parameters.options.memory_limit, square=square
+    )
     check_room(data.block_nbytes, executor, results)
     p0 = resolve_p0(parameters.weights, data.k_hat, data.n_labels)
     dtype = parameters.dtype

@@ -4,7 +4,8 @@ Each fold and weighting has one basis, grown from the fold's training rows only,
 from the smallest on; its statistics serve all of them. A read of X serves all folds, all weightings and
 several radii of each: it yields the gradient of every point, hence its certified gap and the directions
 it lacks. A second read takes up the new directions of all bases. A last one scores the held-out rows.
-Uniform weights need the first read only, where X^T X is small: see `dswml.plain_path`.
+Where X^T X is small it comes with the first read: uniform weights need no other (see `dswml.plain_path`),
+and the gaps of all others are those of `dswml.duality`, which few steps reach.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from .blocks import RowBlock
 from .cache import check_room, forget_run, task_nbytes
 from .checkpoints import Checkpoints, Journal, begin, data_request, saving
 from .corrective import plan_directions
+from .duality import GapBound
 from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
@@ -185,10 +187,9 @@ def tune(
         )
     gradients = max(folds, 1) * len(weights) * result_nbytes(features, data.n_labels)
     window = int(np.clip(memory_limit * RESULTS_SHARE / gradients, 1, WINDOW))
-    # X^T X and X^T Y of every fold, for uniform weights.
     products = max(folds, 1) * 8 * features * (features + data.n_labels)
-    plain = features**2 <= ASSEMBLED_ENTRIES and products <= memory_limit * RESULTS_SHARE
-    results = window * gradients + plain * products
+    small = features**2 <= ASSEMBLED_ENTRIES and products <= memory_limit * RESULTS_SHARE
+    results = window * gradients + small * products
     check_room(data.block_nbytes, executor, results)
     weightings = [(weight, resolve_p0(weight, data.k_hat, data.n_labels)) for weight in weights]
     grid = [(radius, weight, p0) for weight, p0 in weightings for radius in radii]
@@ -227,7 +228,7 @@ def tune(
             p0s = [p0 for _, p0 in weightings]
             assigned = stratified_folds(source, executor, folds, seed) if stratify and folds else None
             parts = [Fold(folds, seed, fold, assigned) for fold in range(folds)]
-            search = Search(executor, source, radii, p0s, parts, tol, memory_limit, window, plain, pool)
+            search = Search(executor, source, radii, p0s, parts, tol, memory_limit, window, small, pool)
             search.journal = journal
             iterations = search.solve(on_iteration)
             if journal is not None:
@@ -253,10 +254,10 @@ class Search:
         tol: float,
         memory_limit: int,
         window: int,
-        plain: bool,
+        small: bool,
         pool: ThreadPoolExecutor,
     ) -> None:
-        self.executor, self.source, self.pool = executor, source, pool
+        self.executor, self.source, self.pool, self.small = executor, source, pool, small
         self.rows_read = 0
         data = source.data
         self.folds: list[Fold | None] = [*folds] or [None]
@@ -274,7 +275,7 @@ class Search:
                 if p0 == 0.5:  # no statistics of labels, so more directions
                     cap, _ = plan_directions(0, source.n_features, np.zeros_like(label_counts), limit)
                 problem.keep_statistics(place)
-                kind = PlainPath if plain and p0 == 0.5 else Path
+                kind = PlainPath if small and p0 == 0.5 else Path
                 self.paths.append(kind(problem, radii, cap, window, tol))
 
     @property
@@ -290,7 +291,10 @@ class Search:
             if self.journal is not None:
                 state = begun if iteration == first and begun else search_state(self, iteration)
                 self.journal.between(state, over=False)
-            self.look()
+            if iteration:
+                self.look()
+            else:
+                self.begin()
             left = sum(len(path.unsolved) for path in self.paths)
             if on_iteration is not None:
                 on_iteration(iteration, self.passes, total - left, total)
@@ -305,6 +309,22 @@ class Search:
             stacklevel=3,
         )
         return MAX_ITERATIONS
+
+    @property
+    def by_fold(self) -> list[list[Path]]:
+        """The paths of every fold."""
+        each = len(self.paths) // len(self.folds)
+        return [self.paths[first : first + each] for first in range(0, len(self.paths), each)]
+
+    def begin(self) -> None:
+        """One read: Y^T X of every fold, which is the gradient at 0, and X^T X where that is small."""
+        firsts = [paths[0] for paths in self.by_fold]
+        requests = [path.problem.request(None, square=self.small, cross=True) for path in firsts]
+        for paths, sums in zip(self.by_fold, self.read(firsts, requests), strict=True):
+            bound = GapBound(sums["square"], paths[0].problem.n_rows) if self.small else None
+            for path in paths:
+                path.bound = bound
+            list(self.pool.map(lambda path, sums=sums: _begin(path, sums), paths))
 
     def look(self) -> None:
         """One read: the gradient at every point that is not solved."""
@@ -376,6 +396,13 @@ class Search:
             )
             for at, (radius, weight, p0) in enumerate(grid)
         ]
+
+
+def _begin(path: Path, sums: Partial) -> None:
+    if isinstance(path, PlainPath):
+        path.solve_all(sums["square"], sums["cross"])
+    else:
+        path.begin(sums["cross"])
 
 
 def _count_labels(block: RowBlock, sources: tuple[BlockSource, ...]) -> Partial:
