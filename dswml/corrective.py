@@ -47,7 +47,7 @@ MAX_PARTS = 16
 #: Entries of M that are worked on at a time: a few such arrays fit into a processor's cache.
 STEP_ENTRIES = 2**15
 #: Iterations between two looks at the gap of the small problem.
-CHECK_EVERY = 8
+CHECK_EVERY = 4
 #: Gradient steps before splitting takes over, and steps of the latter.
 GRADIENT_STEPS = 600
 SPLITTING_STEPS = 2000
@@ -577,8 +577,8 @@ def _look(
     problem: Quadratic, moved: bool, radius: float, bound: GapBound | None
 ) -> tuple[float, float, float]:
     """The gap at the iterate, <x, gradient> and <b, x>."""
-    slope, overlap, *entries = problem.total("sums", moved, bound is not None)
-    matrices = np.array(entries)
+    sums = problem.total("sums", moved, bound is not None)
+    slope, overlap, matrices = sums[0], sums[1], sums[2:]
     side = math.isqrt(matrices.size // (1 if bound is None else 2))
     gram = matrices[: side**2].reshape(side, side)
     if bound is None or not side:
@@ -592,7 +592,7 @@ def _look(
     overlaps = -np.einsum("ij,ij->j", vectors, product @ vectors) * inverse
     wide = problem.statistics.n_labels < problem.statistics.rank
     left = problem.total("gradient_transpose_times", vectors * inverse) if wide else vectors
-    gap = bound.gap(left, values, overlaps, float(slope), radius, problem.p0)
+    gap, _ = bound.gap(left[:, ::-1], values[::-1], overlaps[::-1], float(slope), radius, problem.p0)
     return gap, float(slope), float(overlap)
 
 
@@ -627,4 +627,3 @@ def _splitting(
         factor = float(np.clip(apart / max(moved, 1e-300), 0.2, 5.0))
         penalty, dual = penalty * factor, dual / factor
     return best
-

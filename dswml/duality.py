@@ -51,14 +51,14 @@ class GapBound:
 
     >>> bound = GapBound(np.eye(1), n_rows=1)
     >>> one = np.ones((1, 1))
-    >>> round(bound.gap(one, np.array([0.1]), np.array([-1.1]), 0.11, radius=2.0, p0=0.5), 6)
+    >>> round(bound.gap(one, np.array([0.1]), np.array([-1.1]), 0.11, radius=2.0, p0=0.5)[0], 6)
     0.005
     """
 
     def __init__(self, square: Array, n_rows: int) -> None:
         self.n_rows = n_rows
         self.ridge = RIDGE * float(np.trace(square)) / max(len(square), 1)
-        self.factor = np.zeros((0, 0))
+        self.factor: Array = np.zeros((0, 0))
         while self.ridge > 0 and not self.factor.size:
             with suppress(np.linalg.LinAlgError):
                 self.factor = np.linalg.cholesky(square + self.ridge * np.eye(len(square)))
@@ -73,27 +73,35 @@ class GapBound:
         return bound
 
     def gap(
-        self, left: Array, values: Array, overlaps: Array, slope: float, radius: float, p0: float
-    ) -> float:
-        """Return the least gap that the formula gives.
+        self,
+        left: Array,
+        values: Array,
+        overlaps: Array,
+        slope: float,
+        radius: float,
+        p0: float,
+    ) -> tuple[float, Array]:
+        """Return the least gap that the formula gives, and the s_i that the solution can be expected to have.
 
         Parameters
         ----------
         left : ndarray (D, k)
-            The u_i of all singular values that are not far below the largest.
+            The u_i, of all singular values or of the largest.
         values, overlaps : ndarray (k,)
-            sigma_i and s_i.
+            sigma_i, largest first, and s_i.
         slope : float
             <W, G>.
         radius, p0 : float
         """
         largest = float(values.max(initial=0.0))
-        plain = slope + radius * largest
+        plain = max(slope + radius * largest, 0.0)
+        expected = np.zeros(values.size)
         least_weight = min(p0, 1 - p0)
         if not (largest and least_weight > 0 and self.factor.size):
-            return max(plain, 0.0)
+            return plain, expected
         near = values > NEAR * largest
-        rest = float(values[~near].max(initial=0.0))
+        all_near = near.all() and values.size < len(left)
+        rest = float(values[-1] if all_near else values[~near].max(initial=0.0))
         left, values, overlaps = left[:, near], values[near], overlaps[near]
         solved = scipy.linalg.solve_triangular(self.factor, left, lower=True, check_finite=False)
         inverses = np.einsum("ij,ij->j", solved, solved)
@@ -111,4 +119,5 @@ class GapBound:
         # The ridge is in the range of X^T X by no more than this: |R (G + R)^-1 u|^2 <= R u^T (G + R)^-1 u.
         missed = float(np.sqrt(self.ridge * (inverses @ changes**2)))
         tight = slope + float(overlaps @ changes) + radius * (level + 2 * missed) + float(costs @ changes**2)
-        return max(min(plain, tight), 0.0)
+        expected[near] = np.maximum(overlaps + 2 * costs * (values - level), 0.0)
+        return max(min(plain, tight), 0.0), expected

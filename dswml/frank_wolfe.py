@@ -34,7 +34,16 @@ from .shards import shards_nbytes
 from .solution import Certificate, Options, Record, Solution
 from .solver_state import restore_run, run_state
 
-__all__ = ["Certificate", "Options", "Record", "Solution", "frank_wolfe", "has_square", "is_assembled", "result_nbytes"]
+__all__ = [
+    "Certificate",
+    "Options",
+    "Record",
+    "Solution",
+    "frank_wolfe",
+    "has_square",
+    "is_assembled",
+    "result_nbytes",
+]
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
@@ -87,9 +96,7 @@ def has_square(n_features: int, n_labels: int, sparse: bool) -> bool:
     return small and is_assembled(n_features, n_labels)
 
 
-def result_nbytes(
-    n_features: int, n_labels: int, memory_limit: int = 2**31, *, square: bool = False
-) -> int:
+def result_nbytes(n_features: int, n_labels: int, memory_limit: int = 2**31, *, square: bool = False) -> int:
     """Bytes of what a task returns at most: gradient and X^T X, or what a block of directions asks for.
 
     Examples
@@ -292,7 +299,7 @@ class Run:
         """The gap, and whether it is certified; the costly certificate waits until it can succeed."""
         self.estimate = estimate = answer.gap(self.problem.radius)
         if self.bound is not None:
-            self.estimate = gap = self.tight_gap(self.bound, answer)
+            gap = self.tight_gap(self.bound, answer)
             self.certificate = Certificate("curvature", gap, 1.0)
             return gap, True
         if answer.exact:
@@ -341,7 +348,7 @@ class Run:
         problem = self.problem
         w_left = problem.basis[:, : self.mt.shape[1]].T @ answer.left
         overlaps = -np.einsum("ij,ij->j", w_left, self.mt.T @ answer.right)
-        return bound.gap(answer.left, answer.values, overlaps, answer.slope, problem.radius, problem.p0)
+        return bound.gap(answer.left, answer.values, overlaps, answer.slope, problem.radius, problem.p0)[0]
 
     # The step rules
 

@@ -23,6 +23,7 @@ __all__ = [
     "leading_vectors",
     "nothing_found",
     "singular_rotation",
+    "svd",
     "warm_start",
 ]
 
@@ -109,7 +110,7 @@ def krylov(problem: Problem, mt: Array, start: Array, max_rounds: int) -> Answer
         sums = problem.sweep(mt, left=product)
         lefts = np.hstack([lefts, product])
         images = np.hstack([images, problem.gradient_transpose_times(mt, product, sums["left"])])
-        right, values, coordinates = np.linalg.svd(images, full_matrices=False)
+        right, values, coordinates = svd(images)
         answer = Answer(lefts @ coordinates.T, values, right, *value_and_slope, exact=False)
         # The pair first, so that its residual is read off the next product; then what is new.
         block = np.linalg.qr(np.hstack([right[:, :1], images[:, -product.shape[1] :]]))[0]
@@ -158,8 +159,17 @@ def singular_rotation(mt: Array) -> tuple[Array, Array]:
     step = max(ROTATION_ENTRIES // max(mt.shape[1], 1), mt.shape[1], 1)
     for first in range(0, len(mt), step):
         triangle = np.asarray(np.linalg.qr(np.vstack([triangle, mt[first : first + step]]), mode="r"))
-    _, values, rows = np.linalg.svd(triangle, full_matrices=False)
+    _, values, rows = svd(triangle)
     return values, rows
+
+
+def svd(matrix: Array) -> tuple[Array, Array, Array]:
+    """Thin singular value decomposition; slower where LAPACK's fast one gives up, as it does at times."""
+    try:
+        left, values, right = np.linalg.svd(matrix, full_matrices=False)
+    except np.linalg.LinAlgError:
+        left, values, right = scipy.linalg.svd(matrix, full_matrices=False, lapack_driver="gesvd")
+    return left, values, right
 
 
 def leading_vectors(mt: Array, most: int | None = None) -> Array:

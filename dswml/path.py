@@ -25,7 +25,9 @@ NEGLIGIBLE = 1e-3
 NEEDED = 0.9
 #: A small problem is solved to INNER of what its basis lacked at the last look, but to ROUGHEST of F at
 #: least and not beyond FINEST of the tolerance.
-INNER, ROUGHEST, FINEST = 0.2, 0.005, 0.3
+INNER, ROUGHEST, FINEST = 0.2, 0.005, 0.15
+#: A point asks for so many directions at least.
+FEWEST = 10
 
 
 class Point:
@@ -46,9 +48,7 @@ class Point:
 
     def compact(self) -> tuple[Array, Array]:
         """Rotation of the basis (r x k) and M^T (L x k) of the point's own rank k."""
-        right, values, left = np.linalg.svd(self.mt, full_matrices=False)
-        rank = int(np.count_nonzero(values > 1e-12 * max(values.max(initial=0.0), 1e-300)))
-        return left[:rank].T, np.ascontiguousarray(right[:, :rank] * values[:rank])
+        return compact(self.mt)
 
     def widen(self, rank: int) -> None:
         """Give directions that came to the basis since a weight of zero."""
@@ -119,9 +119,10 @@ class Path:
         left, values, right = oracle.decompose(gradient, None)
         point.objective, scale = objective, max(objective, self.floor)
         point.gap = max(slope + point.radius * float(values[0]), 0.0)
+        expected = values * (values > -slope / point.radius if problem.rank else False)
         if self.bound is not None:
             overlaps = -np.einsum("ij,ij->j", problem.basis.T @ left, point.mt.T @ right)
-            point.gap = self.bound.gap(left, values, overlaps, slope, point.radius, problem.p0)
+            point.gap, expected = self.bound.gap(left, values, overlaps, slope, point.radius, problem.p0)
         point.relative_gap = point.gap / scale
         point.excess = max(point.gap - point.inner, 0.0)
         if point.relative_gap <= self.tol:
@@ -129,8 +130,7 @@ class Path:
             return None
         if point.excess <= FINEST * self.tol * scale:
             return None
-        violating = np.count_nonzero(values > -slope / point.radius) if problem.rank else 0
-        return left[:, : int(np.clip(violating, MIN_BLOCK, MAX_BLOCK))]
+        return lacked(left, expected)
 
     def grow(self, wanted: list[tuple[float, Array]]) -> None:
         """Append what is new in the directions that points want, each with its relative gap."""
@@ -146,7 +146,7 @@ class Path:
                 for _, left in wanted:
                     rest = left - problem.basis @ (problem.basis.T @ left)
                     rest = rest - kept @ (kept.T @ rest)
-                    basis, sizes, _ = np.linalg.svd(rest, full_matrices=False)
+                    basis, sizes, _ = oracle.svd(rest)
                     kept = np.hstack([kept, basis[:, sizes > least]])
                 if kept.shape[1] >= MIN_BLOCK:
                     break
@@ -167,14 +167,14 @@ class Path:
             if not used or (points is not near and not full):
                 return
             stacked = np.vstack([mt / max(float(np.linalg.norm(mt)), 1e-300) for mt in used])
-            _, values, directions = np.linalg.svd(stacked, full_matrices=False)
-            needed = int(np.count_nonzero(values > NEGLIGIBLE * values.max(initial=0.0)))
+            squares, directions = np.linalg.eigh(stacked.T @ stacked)
+            needed = int(np.count_nonzero(squares > NEGLIGIBLE**2 * squares.max(initial=0.0)))
             if full and points is not near:
                 needed = min(needed, max(problem.rank - MIN_BLOCK, 1))
             elif needed >= NEEDED * (problem.rank - MIN_BLOCK):
                 continue
             if needed:
-                rotation = directions[:needed].T
+                rotation = directions[:, -needed:]
                 problem.rotate(rotation)
                 for point in left:
                     point.mt = point.mt @ rotation
@@ -196,7 +196,9 @@ class Path:
         for point in self.open:
             scale = max(point.objective if np.isfinite(point.objective) else least, self.floor)
             start, tol = self.start(point), self.inner_tol(point, scale)
-            found = solve(quadratic, start, point.radius, tol, curvature=point.curvature, tight=self.bound is not None)
+            found = solve(
+                quadratic, start, point.radius, tol, curvature=point.curvature, tight=self.bound is not None
+            )
             point.mt, point.curvature, point.inner = found.mt, found.curvature, found.gap
 
     def inner_tol(self, point: Point, scale: float) -> float:
@@ -215,6 +217,21 @@ class Path:
             return mt
         ahead = step_ahead(others[-1].radius, last.radius, point.radius)
         return project_nuclear(mt + ahead * (mt - self.on_basis(others[-1])), point.radius)
+
+
+def compact(mt: Array, least: float = 1e-7) -> tuple[Array, Array]:
+    """Rotation of the basis (r x k) and M^T (L x k) without the directions of hardly any weight."""
+    squares, vectors = np.linalg.eigh(mt.T @ mt)
+    rotation = vectors[:, squares > least**2 * squares.max(initial=0.0)]
+    return rotation, mt @ rotation
+
+
+def lacked(left: Array, expected: Array) -> Array:
+    """Columns that the solution is expected to have a weight in, or the leading ones where these are few."""
+    wanted = np.flatnonzero(expected > 0)
+    if wanted.size < FEWEST:
+        wanted = np.arange(min(FEWEST, left.shape[1]))
+    return left[:, wanted]
 
 
 def step_ahead(before: float, last: float, radius: float) -> float:

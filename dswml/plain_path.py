@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from . import oracle
 from .corrective import Quadratic, Statistics, project_nuclear, solve
-from .frank_wolfe import MAX_BLOCK, MIN_BLOCK
-from .path import NEGLIGIBLE, Path, Point, step_ahead
+from .path import NEGLIGIBLE, Path, Point, compact, lacked, step_ahead
 
 __all__ = ["PlainPath"]
 
@@ -57,21 +56,20 @@ class PlainPath(Path):
             slope = float(np.vdot(mt, gradient @ u))
             point.objective = (slope + (positives - float(np.vdot(mt, cross @ u))) / n_rows) / 2
             overlaps = -np.einsum("ij,ij->j", u.T @ left, mt.T @ right)
-            point.gap = self.bound.gap(left, values, overlaps, slope, point.radius, 0.5)
+            point.gap, expected = self.bound.gap(left, values, overlaps, slope, point.radius, 0.5)
             scale = max(point.objective, self.floor)
             point.relative_gap = point.gap / scale
             if point.relative_gap <= self.tol:
                 return u, mt
             point.excess = max(point.gap - point.inner, 0.0)
-            width = int(np.clip(np.count_nonzero(values > -slope / point.radius), MIN_BLOCK, MAX_BLOCK))
-            fresh = _outside(u, left[:, :width])
+            fresh = _outside(u, lacked(left, expected))
             basis, image = np.hstack([u, fresh]), np.hstack([image, square @ fresh])
             start = np.pad(mt, ((0, 0), (0, fresh.shape[1])))
             small = _least_squares(basis.T @ image, cross @ basis, n_rows)
             tol = self.inner_tol(point, scale)
             found = solve(small, start, point.radius, tol, curvature=point.curvature, tight=True)
             point.curvature, point.inner = found.curvature, found.gap
-            rotation, mt = _compact(found.mt)
+            rotation, mt = compact(found.mt)
             u, image = basis @ rotation, image @ rotation
         warnings.warn(
             f"radius {point.radius:g} with uniform weights is solved to a relative gap of "
@@ -107,12 +105,5 @@ def _expected(radius: float, behind: list[tuple[float, Array, Array]]) -> tuple[
     ahead = step_ahead(old_radius, last, radius)
     basis = np.hstack([u, _outside(u, old_u)])
     mt = (1 + ahead) * mt @ (u.T @ basis) - ahead * old_mt @ (old_u.T @ basis)
-    rotation, mt = _compact(project_nuclear(mt, radius), NEGLIGIBLE)
+    rotation, mt = compact(project_nuclear(mt, radius), NEGLIGIBLE)
     return basis @ rotation, mt
-
-
-def _compact(mt: Array, least: float = 1e-7) -> tuple[Array, Array]:
-    """Rotation of the basis (r x k) and M^T (L x k) without the directions of hardly any weight."""
-    squares, vectors = np.linalg.eigh(mt.T @ mt)
-    rotation = vectors[:, squares > least**2 * squares.max(initial=0.0)]
-    return rotation, mt @ rotation

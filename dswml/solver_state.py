@@ -141,8 +141,7 @@ def restore_search(search: Search, state: Values) -> int:
     """Put a new search into a state, and return the iteration that it begins."""
     search.rows_read = state["rows_read"]
     for number, paths in enumerate(search.by_fold):
-        own = {name: state.get(f"fold {number} {name}") for name in BOUND}
-        bound = restored_bound(paths[0].problem, own)
+        bound = restored_bound(paths[0].problem, {name: state.get(f"fold {number} {name}") for name in BOUND})
         for path in paths:
             path.bound = bound
     for number, path in enumerate(search.paths):

@@ -85,9 +85,7 @@ def train(
     """
     data.check(executor)
     square = has_square(data.n_features, data.n_labels, data.is_sparse)
-    results = result_nbytes(
-        data.n_features, data.n_labels, parameters.options.memory_limit, square=square
-    )
+    results = result_nbytes(data.n_features, data.n_labels, parameters.options.memory_limit, square=square)
     check_room(data.block_nbytes, executor, results)
     p0 = resolve_p0(parameters.weights, data.k_hat, data.n_labels)
     dtype = parameters.dtype

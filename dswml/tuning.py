@@ -47,7 +47,7 @@ Array = npt.NDArray[Any]
 
 #: Radii of a weighting that are worked on at once, at most: fewer if their gradients, for all folds and
 #: weightings, are more than this share of the memory limit.
-WINDOW = 3
+WINDOW = 2
 RESULTS_SHARE = 0.1
 #: Outer iterations after which the points that are left stay as they are.
 MAX_ITERATIONS = 60
@@ -320,11 +320,16 @@ class Search:
         """One read: Y^T X of every fold, which is the gradient at 0, and X^T X where that is small."""
         firsts = [paths[0] for paths in self.by_fold]
         requests = [path.problem.request(None, square=self.small, cross=True) for path in firsts]
-        for paths, sums in zip(self.by_fold, self.read(firsts, requests), strict=True):
-            bound = GapBound(sums["square"], paths[0].problem.n_rows) if self.small else None
-            for path in paths:
-                path.bound = bound
-            list(self.pool.map(lambda path, sums=sums: _begin(path, sums), paths))
+        sums = self.read(firsts, requests)
+        bounds: list[GapBound | None] = [None for _ in firsts]
+        if self.small:
+            bounds = list(self.pool.map(_bound_of, sums, (path.problem.n_rows for path in firsts)))
+        every = [
+            (path, bound, own)
+            for paths, bound, own in zip(self.by_fold, bounds, sums, strict=True)
+            for path in paths
+        ]
+        list(self.pool.map(_begin, *zip(*every, strict=True)))
 
     def look(self) -> None:
         """One read: the gradient at every point that is not solved."""
@@ -342,14 +347,12 @@ class Search:
 
         sums = made() if self.journal is None else self.journal.through(requests, pieces, made)
         self.rows_read += int(sums["rows_read"])
-        results = []
-        for number, path in enumerate(paths):
-            prefix = f"{number}:"
-            own = {
-                name.removeprefix(prefix): value for name, value in sums.items() if name.startswith(prefix)
-            }
-            path.problem.absorb(own)
-            results.append(own)
+        results: list[Partial] = [{} for _ in paths]
+        for name, value in sums.items():
+            number, colon, own_name = name.partition(":")
+            if colon:
+                results[int(number)][own_name] = value
+        list(self.pool.map(lambda path, own: path.problem.absorb(own), paths, results))
         return results
 
     def evaluated(
@@ -398,7 +401,12 @@ class Search:
         ]
 
 
-def _begin(path: Path, sums: Partial) -> None:
+def _bound_of(sums: Partial, n_rows: int) -> GapBound:
+    return GapBound(sums["square"], n_rows)
+
+
+def _begin(path: Path, bound: GapBound | None, sums: Partial) -> None:
+    path.bound = bound
     if isinstance(path, PlainPath):
         path.solve_all(sums["square"], sums["cross"])
     else:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from training_cases import a_problem, exact_gap, gradient, objective, optimum, planted, project
 
 from dswml import corrective
-from dswml.corrective import Quadratic, plan_directions, project_nuclear, solve, top_singular_value
+from dswml.corrective import Quadratic, plan_directions, project_nuclear, solve
 from dswml.errors import UsageError
 from dswml.problem import Problem
 
@@ -137,17 +137,40 @@ def test_threads_share_labels_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("p0", [0.05, 0.5, 0.7])
 @pytest.mark.parametrize("radius", [0.3, 3.0, 300.0])
-def test_the_solution_is_the_optimum_over_the_span_of_the_basis(radius: float, p0: float) -> None:
+@pytest.mark.parametrize("tight", [False, True])
+def test_the_solution_is_the_optimum_over_the_span_of_the_basis(
+    tight: bool, radius: float, p0: float
+) -> None:
     x, y = planted(N, D, L)
     with growing(PLACES["rows"], (4, 3)) as problem:
-        found = solve(quadratic(problem, p0), np.zeros((L, 7)), radius, tol=1e-9)
+        found = solve(quadratic(problem, p0), np.zeros((L, 7)), radius, tol=1e-9, tight=tight)
         reduced = x @ problem.basis
         best = optimum(reduced, y, p0, radius, tol=1e-8)
         np.testing.assert_allclose(found.objective, objective(reduced, y, best, p0), rtol=1e-7)
         np.testing.assert_allclose(found.objective, objective(reduced, y, found.mt.T, p0), rtol=1e-12)
-        np.testing.assert_allclose(found.gap, exact_gap(reduced, y, found.mt.T, p0, radius), atol=1e-11)
+        gap = exact_gap(reduced, y, found.mt.T, p0, radius)
+        if tight:
+            assert found.gap <= gap + 1e-11
+        else:
+            np.testing.assert_allclose(found.gap, gap, atol=1e-11)
         assert found.gap <= 1e-9
         assert np.linalg.norm(found.mt, "nuc") <= radius * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("shape", [(60, 10, 25), (60, 12, 5)], ids=["tall", "wide"])
+def test_a_tight_gap_stops_the_solver_early_and_is_above_the_error(shape: tuple[int, int, int]) -> None:
+    x, y = planted(*shape)
+    n_features, n_labels = shape[1:]
+    with a_problem(x, y, p0=P0) as problem:
+        problem.keep_statistics(np.full(n_labels, -1))
+        problem.append(np.eye(n_features))
+        problem.sweep(np.zeros((n_labels, 0)))
+        best = objective(x, y, optimum(x, y, P0, 2.0), P0)
+        start = np.zeros((n_labels, n_features))
+        plain, tight = (solve(quadratic(problem), start, 2.0, 1e-6, tight=how) for how in (False, True))
+    assert tight.gap < plain.gap if shape[2] < shape[1] else tight.iterations < plain.iterations
+    for found in (plain, tight):
+        assert found.objective - best <= found.gap <= 1e-6
 
 
 def test_features_far_from_the_origin_are_no_obstacle() -> None:
@@ -211,13 +234,6 @@ def test_what_is_inside_the_ball_stays_as_it_is() -> None:
 def test_a_ball_that_is_tiny_beside_the_matrix_keeps_its_direction() -> None:
     projected = project_nuclear(np.array([[3e100, 0.0], [0.0, 4e80]]), 1e-50)
     np.testing.assert_allclose(projected, [[1e-50, 0.0], [0.0, 0.0]])
-
-
-@pytest.mark.parametrize("shape", [(5, 3), (3, 5), (4, 0), (1, 1)])
-def test_the_largest_singular_value(shape: tuple[int, int]) -> None:
-    matrix = np.random.default_rng(0).normal(size=shape)
-    expected = np.linalg.svd(matrix, compute_uv=False).max(initial=0.0)
-    np.testing.assert_allclose(top_singular_value(matrix), expected, rtol=1e-12)
 
 
 # The plan.

@@ -59,6 +59,10 @@ class Rows:
         return int(self.y.shape[1])
 
     @property
+    def is_sparse(self) -> bool:
+        return bool(sp.issparse(self.x))
+
+    @property
     def blocks(self) -> tuple[RowBlock, ...]:
         ends = [0, *self.cuts, self.n_rows]
         return tuple(RowBlock(i, start, stop) for i, (start, stop) in enumerate(pairwise(ends)))

@@ -71,6 +71,7 @@ def run(setting: Setting) -> Result:
             Goal(f"{name}: reads of X / those of the dearest fit", tuned.passes / dearest, 3.0),
             Goal(f"{name}: objective next to a separate fit's, relative", worst, 1e-3),
         ]
+        print(f"  {name}: {apart:.1f} s / {together:.1f} s, differences up to {worst:.1e}", flush=True)
         found.raw[name] = {"together": together, "apart": apart, "passes": tuned.passes, "dearest": dearest}
     header = ["set", "search, s", "fits, s", "times", "reads", "dearest fit", "largest difference"]
     found.tables.append(Table(f"{folds * len(radii) * 2} fits to a certified gap of {TOL:g}", header, lines))

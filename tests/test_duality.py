@@ -1,0 +1,120 @@
+"""Gaps that use the curvature are above the error, below those of Eq. 37, and near the former."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from training_cases import exact_gap, gradient, objective, optimum, planted, project, run
+
+from dswml.duality import GapBound
+
+Array = npt.NDArray[Any]
+
+
+def tight_gap(x: Array, y: Array, w: Array, p0: float, radius: float, leading: int | None = None) -> float:
+    """The gap at W, from all singular triples of its gradient or the leading ones."""
+    g = gradient(x, y, w, p0)
+    u, s, vt = np.linalg.svd(g, full_matrices=False)
+    u, s, vt = u[:, :leading], s[:leading], vt[:leading]
+    overlaps = -np.einsum("di,id->i", u, vt @ w.T)
+    bound = GapBound(x.T @ x, len(x))
+    return bound.gap(u, s, overlaps, float(np.vdot(w, g)), radius, p0)[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    seed=st.integers(0, 10**6),
+    p0=st.sampled_from([0.03, 0.3, 0.5, 0.8]),
+    radius=st.sampled_from([0.5, 5.0, 60.0]),
+    kind=st.sampled_from(["zero", "random", "near", "inside"]),
+    leading=st.sampled_from([None, 1, 4]),
+    flat=st.booleans(),
+)
+def test_it_lies_between_the_error_and_the_gap_of_the_gradient(
+    seed: int, p0: float, radius: float, kind: str, leading: int | None, flat: bool
+) -> None:
+    x, y = (array.copy() for array in planted(60, 9, 12, seed))
+    if flat:  # features that are absent, or the same twice
+        x[:, 0], x[:, 1] = 0.0, x[:, 2]
+    best = optimum(x, y, p0, radius, tol=1e-8, steps=100_000)
+    noise = np.random.default_rng(seed).standard_normal(best.shape)
+    w = {
+        "zero": np.zeros_like(best),
+        "random": project(10 * radius * noise, radius),
+        "near": project(best + 1e-3 * noise, radius),
+        "inside": 0.5 * best,
+    }[kind]
+    value = objective(x, y, w, p0)
+    error = value - objective(x, y, best, p0)
+    gap, plain = tight_gap(x, y, w, p0, radius, leading), exact_gap(x, y, w, p0, radius)
+    assert error - 1e-9 * value <= gap <= plain + 1e-12 * value
+
+
+def test_no_matrix_of_the_ball_is_better_by_more() -> None:
+    x, y = planted(80, 10, 15)
+    rng = np.random.default_rng(0)
+    w = project(rng.standard_normal((10, 15)), 4.0)
+    least = objective(x, y, w, 0.2) - tight_gap(x, y, w, 0.2, 4.0)
+    for scale in (0.1, 1.0, 10.0):
+        for _ in range(50):
+            other = project(w + scale * rng.standard_normal(w.shape), 4.0)
+            assert objective(x, y, other, 0.2) >= least
+
+
+def test_near_the_solution_it_is_of_the_size_of_the_error() -> None:
+    x, y = planted(300, 20, 30)
+    best = optimum(x, y, 0.1, 6.0, tol=1e-9)
+    w = project(best + 1e-5 * np.random.default_rng(0).standard_normal(best.shape), 6.0)
+    error = objective(x, y, w, 0.1) - objective(x, y, best, 0.1)
+    assert tight_gap(x, y, w, 0.1, 6.0) <= 10 * error
+    assert exact_gap(x, y, w, 0.1, 6.0) >= 10 * tight_gap(x, y, w, 0.1, 6.0)
+
+
+@pytest.mark.parametrize("p0", [0.0, 1.0])
+def test_weights_of_zero_leave_the_gap_of_the_gradient(p0: float) -> None:
+    x, y = planted(40, 6, 8)
+    w = project(np.random.default_rng(1).standard_normal((6, 8)), 3.0)
+    assert tight_gap(x, y, w, p0, 3.0) == pytest.approx(exact_gap(x, y, w, p0, 3.0), rel=1e-12)
+
+
+def test_features_that_are_all_zero_leave_nothing_to_gain() -> None:
+    bound = GapBound(np.zeros((3, 3)), 10)
+    gap, expected = bound.gap(np.eye(3), np.zeros(3), np.zeros(3), 0.0, 1.0, 0.5)
+    assert gap == 0
+    assert not expected.any()
+
+
+def test_the_rounding_of_single_precision_does_not_stop_it() -> None:
+    x, y = planted(200, 12, 15)
+    x = np.hstack([x, x[:, :6] @ np.ones((6, 3))])  # X^T X is singular, and rounded it is indefinite
+    rounded = (x.T @ x).astype(np.float32).astype(np.float64)
+    assert np.linalg.eigvalsh(rounded)[0] < 0
+    best = optimum(x, y, 0.2, 5.0, tol=1e-8)
+    w = project(best + 1e-3 * np.random.default_rng(2).standard_normal(best.shape), 5.0)
+    g = gradient(x, y, w, 0.2)
+    u, s, vt = np.linalg.svd(g, full_matrices=False)
+    overlaps = -np.einsum("di,id->i", u, vt @ w.T)
+    gap, _ = GapBound(rounded, len(x)).gap(u, s, overlaps, float(np.vdot(w, g)), 5.0, 0.2)
+    assert objective(x, y, w, 0.2) - objective(x, y, best, 0.2) <= gap <= exact_gap(x, y, w, 0.2, 5.0)
+
+
+@pytest.mark.parametrize("tol", [1e-1, 1e-2, 1e-3, 1e-5])
+@pytest.mark.parametrize("p0", [0.1, 0.5])
+@pytest.mark.parametrize("shape", [(150, 40, 50), (150, 50, 20), (150, 12, 30)])
+def test_a_fit_is_as_good_as_its_certificate_says(shape: tuple[int, int, int], p0: float, tol: float) -> None:
+    x, y = planted(*shape, density=0.04)
+    radius = 8.0
+    found = run(x, y, problem={"radius": radius, "p0": p0}, tol=tol)
+    assert found.status == "OPTIMAL"
+    assert found.certificate is not None
+    assert (found.certificate.method, found.certificate.gap) == ("curvature", found.gap)
+    w = found.u @ found.m
+    value, best = objective(x, y, w, p0), objective(x, y, optimum(x, y, p0, radius), p0)
+    assert value - best <= found.gap * (1 + 1e-6) + 1e-9 * value
+    assert found.gap <= tol * value * (1 + 1e-9)
+    assert found.gap_estimate == pytest.approx(exact_gap(x, y, w, p0, radius), rel=1e-6, abs=1e-9 * value)
