@@ -24,13 +24,15 @@ import numpy.typing as npt
 
 from . import oracle
 from .certificate import singular_value_bound
-from .corrective import Quadratic, plan_directions, solve
+from .corrective import solve
 from .duality import GapBound
 from .errors import ClusterError, UsageError
 from .executor import HomesLostError
+from .label_sums import plan_directions
 from .oracle import Answer
 from .problem import Problem
 from .shards import shards_nbytes
+from .small_problem import Quadratic
 from .solution import Certificate, Options, Record, Solution
 from .solver_state import restore_run, run_state
 
@@ -150,7 +152,8 @@ class Run:
         self.truncated = False
         sparse = problem.source.data.is_sparse
         self.tight = (
-            self.assemble
+            options.curvature
+            and self.assemble
             and options.step == "corrective"
             and problem.loss == "square"
             and has_square(problem.n_features, problem.n_labels, sparse)

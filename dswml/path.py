@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 
 from . import oracle
-from .corrective import Quadratic, project_nuclear, solve
+from .corrective import project_nuclear, solve
 from .duality import GapBound
 from .frank_wolfe import MAX_BLOCK, MIN_BLOCK, OBJECTIVE_FLOOR
 from .problem import Problem
+from .small_problem import Quadratic
 from .sweep import Partial, Sweep
 
 __all__ = ["Path", "Point"]

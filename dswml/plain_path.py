@@ -16,8 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from . import oracle
-from .corrective import Quadratic, Statistics, project_nuclear, solve
+from .corrective import project_nuclear, solve
+from .label_sums import Statistics
 from .path import NEGLIGIBLE, Path, Point, compact, lacked, step_ahead
+from .small_problem import Quadratic
 
 __all__ = ["PlainPath"]
 

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from .cache import FEATURES_SHARE, WORKER_SHARE, forget_run, task_nbytes
-from .corrective import plan_directions
 from .dask_executor import PAUSED_AT, WORKER_BYTES
 from .errors import UsageError
 from .executor import one_blas_thread
 from .features import BlockSource
 from .frank_wolfe import MIN_BLOCK, has_square, is_assembled, result_nbytes
+from .label_sums import plan_directions
 from .stored import Dataset
 from .sweep import Sweep, sweep_block
 

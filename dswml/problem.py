@@ -17,11 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from .checkpoints import Journal
-from .corrective import Quadratic, Statistics
 from .errors import DataError
 from .executor import Executor, Shared
 from .features import BlockSource
+from .label_sums import Statistics
 from .shards import ShardedQuadratic, ShardedStatistics, forget_shards
+from .small_problem import Quadratic
 from .sweep import Partial, Sweep, combine, light_pattern, sweep_block
 
 __all__ = ["Problem"]

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .corrective import Part, Quadratic, Statistics, cut_labels
 from .executor import Executor, HomesLostError
+from .label_sums import Statistics
+from .small_problem import Part, Quadratic, cut_labels
 
 __all__ = ["ShardedQuadratic", "ShardedStatistics", "forget_shards", "shards_nbytes"]
 

@@ -42,7 +42,10 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Options:
-    """How to run; see `dswml.SparseWeightedClassifier` for the meaning of each."""
+    """How to run; see `dswml.SparseWeightedClassifier` for the meaning of each.
+
+    ``curvature`` allows for the gaps of `dswml.duality`; without, all are those of Eq. 37.
+    """
 
     step: str = "corrective"
     block_size: int | None = None
@@ -54,6 +57,7 @@ class Options:
     seed: int = 0
     assemble: bool | None = None
     shard_labels: bool | None = None
+    curvature: bool = True
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,6 @@ from . import metrics
 from .blocks import RowBlock
 from .cache import check_room, forget_run, task_nbytes
 from .checkpoints import Checkpoints, Journal, begin, data_request, saving
-from .corrective import plan_directions
 from .duality import GapBound
 from .errors import UsageError
 from .executor import Executor, one_blas_thread
@@ -32,6 +31,7 @@ from .features import BlockSource
 from .folds import Fold
 from .frank_wolfe import ASSEMBLED_ENTRIES, ASSEMBLED_SIDE, is_assembled, result_nbytes
 from .grid_scores import HISTOGRAM, RANKED, SCORES, Scoring, named_scores, score_block
+from .label_sums import plan_directions
 from .path import Path
 from .plain_path import PlainPath
 from .problem import Problem

@@ -15,10 +15,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from training_cases import a_problem, exact_gap, gradient, objective, optimum, planted, project
 
-from dswml import corrective
-from dswml.corrective import Quadratic, plan_directions, project_nuclear, solve
+from dswml import small_problem
+from dswml.corrective import project_nuclear, solve
 from dswml.errors import UsageError
+from dswml.label_sums import plan_directions
 from dswml.problem import Problem
+from dswml.small_problem import Quadratic
 
 pytestmark = pytest.mark.usefixtures("calm_blas")
 
@@ -124,7 +126,7 @@ def test_both_forms_hold_for_sparse_single_precision_rows_too() -> None:
 
 
 def test_threads_share_labels_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corrective, "PART_WORK", 10)
+    monkeypatch.setattr(small_problem, "PART_WORK", 10)
     with growing(PLACES["both"], (4, 3)) as problem, ThreadPoolExecutor(3) as pool:
         assert problem.statistics is not None
         mt = np.random.default_rng(6).normal(size=(L, 7))

@@ -25,11 +25,11 @@ from training_cases import (
 )
 
 from dswml import oracle
-from dswml.corrective import plan_directions
 from dswml.dataset import Dataset
 from dswml.errors import DataError, UsageError
 from dswml.executor import InProcessExecutor
 from dswml.frank_wolfe import Options, Record, Solution, frank_wolfe
+from dswml.label_sums import plan_directions
 from dswml.training import Parameters, train
 
 pytestmark = pytest.mark.usefixtures("calm_blas")

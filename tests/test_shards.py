@@ -16,7 +16,7 @@ from distributed import Client
 from numpy.typing import NDArray
 from training_cases import objective, optimum, planted
 
-from dswml import corrective, shards
+from dswml import shards, small_problem
 from dswml.checkpoints import Checkpoints
 from dswml.dask_executor import DaskExecutor
 from dswml.errors import StoppedEarlyError, UsageError
@@ -36,7 +36,7 @@ RADIUS = 8.0
 @pytest.fixture
 def many_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Labels fall into several parts although they are few."""
-    monkeypatch.setattr(corrective, "PART_WORK", 500)
+    monkeypatch.setattr(small_problem, "PART_WORK", 500)
 
 
 @pytest.fixture
