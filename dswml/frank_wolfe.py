@@ -98,8 +98,17 @@ def has_square(n_features: int, n_labels: int, sparse: bool) -> bool:
     return small and is_assembled(n_features, n_labels)
 
 
-def result_nbytes(n_features: int, n_labels: int, memory_limit: int = 2**31, *, square: bool = False) -> int:
+def result_nbytes(
+    n_features: int,
+    n_labels: int,
+    memory_limit: int = 2**31,
+    *,
+    square: bool = False,
+    grams: bool = False,
+) -> int:
     """Bytes of what a task returns at most: gradient and X^T X, or what a block of directions asks for.
+
+    Where the workers sum ``grams`` of labels, these take their share of the limit.
 
     Examples
     --------
@@ -107,9 +116,11 @@ def result_nbytes(n_features: int, n_labels: int, memory_limit: int = 2**31, *, 
     (1504000, True)
     """
     width, entries = min(MAX_BLOCK, n_features, n_labels), n_features + n_labels
+    share = max(RESULTS_SHARE * memory_limit, 8 * 2 * entries)
     if is_assembled(n_features, n_labels):
-        return 8 * (n_features * (n_labels + square * n_features) + width * entries)
-    return int(min(8 * width * entries, max(RESULTS_SHARE * memory_limit, 8 * 2 * entries)))
+        columns = share if grams else 8 * width * entries
+        return int(8 * n_features * (n_labels + square * n_features) + columns)
+    return int(share if grams else min(8 * width * entries, share))
 
 
 def _fitting(entries: int, memory_limit: int) -> int:
@@ -171,7 +182,8 @@ class Run:
             no_positives = np.zeros_like(problem.label_counts)
             self.cap, _ = plan_directions(0, problem.n_features, no_positives, options.memory_limit)
         # New directions come with X^T Z', sums over rows of labels and, once in all, light rows of Z'.
-        entries = problem.n_features + int(summed) + light_rows // 4
+        self.entries = entries = problem.n_features + int(summed) + light_rows // 4
+        self.summed_grams = 0 if options.step != "corrective" or problem.p0 == 0.5 else int(summed)
         self.most_at_once = problem.n_features if self.assemble else _fitting(entries, options.memory_limit)
         # What the oracle reads at least, and what the step and the next oracle read together.
         oracle_reads = 1 if self.assemble else 2
@@ -442,9 +454,13 @@ class Run:
 
     def widest(self) -> int:
         """Most directions to add at once, so that those of W find room beside them."""
+        most = self.most_at_once
+        if self.summed_grams:  # what the workers sum of a label has a row for every direction there will be
+            per_column = self.entries + self.summed_grams * (self.problem.rank + MIN_BLOCK)
+            most = min(most, _fitting(per_column, self.options.memory_limit))
         if self.cap >= self.problem.n_features:
-            return min(self.cap, self.most_at_once)
-        return min(max(self.cap - _rank(self.mt), self.cap // 8, 1), self.most_at_once)
+            return min(self.cap, most)
+        return min(max(self.cap - _rank(self.mt), self.cap // 8, 1), most)
 
     def make_room(self, width: int) -> None:
         """Forget directions when the cap is met: those without weight in W first, oldest first."""

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from . import kernels
 from .errors import UsageError
 
-__all__ = ["Statistics", "plan_directions"]
+__all__ = ["Statistics", "plan_directions", "sums_grams"]
 
 Array = npt.NDArray[Any]
 
@@ -69,6 +69,11 @@ def plan_directions(n_rows: int, n_features: int, label_counts: Array, limit: in
     place = np.full(n_labels, -1, dtype=np.int64)
     place[heavy] = np.arange(np.count_nonzero(heavy))
     return low, place
+
+
+def sums_grams(n_rows: int, n_features: int, label_counts: Array, limit: int) -> bool:
+    """Tell whether the plan has the workers sum Gram matrices of labels."""
+    return bool(plan_directions(n_rows, n_features, label_counts, limit)[1].max(initial=-1) >= 0)
 
 
 class Statistics:

@@ -18,6 +18,7 @@ from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
 from .frank_wolfe import Options, Record, Solution, frank_wolfe, has_square, result_nbytes
+from .label_sums import sums_grams
 from .model import Model
 from .problem import Problem
 from .stored import Dataset
@@ -84,10 +85,16 @@ def train(
     solution : Solution
     """
     data.check(executor)
-    square = has_square(data.n_features, data.n_labels, data.is_sparse)
-    results = result_nbytes(data.n_features, data.n_labels, parameters.options.memory_limit, square=square)
-    check_room(data.block_nbytes, executor, results)
     p0 = resolve_p0(parameters.weights, data.k_hat, data.n_labels)
+    square = has_square(data.n_features, data.n_labels, data.is_sparse)
+    limit = parameters.options.memory_limit
+    grams = (
+        parameters.options.step == "corrective"
+        and p0 != 0.5
+        and sums_grams(data.n_rows, data.n_features, np.asarray(data.label_counts), limit)
+    )
+    results = result_nbytes(data.n_features, data.n_labels, limit, square=square, grams=grams)
+    check_room(data.block_nbytes, executor, results)
     dtype = parameters.dtype
     if dtype == "auto":
         dtype = "float64" if data.is_sparse else str(data.x_dtype)

@@ -23,6 +23,8 @@ from dswml.training import Parameters, train
 
 #: Columns of the bare products, and of the new directions of a pass: those of a corrective step.
 COLUMNS = 20
+#: Bytes for factors and statistics of sparse data: a 64th of it is what a task may return.
+FACTORS = 2**29
 
 
 def run(setting: Setting) -> Result:
@@ -35,7 +37,7 @@ def run(setting: Setting) -> Result:
     )
     stores = {
         "dense": (dense_store(setting, setting.pick(8.0, 0.05)), setting.pick(64, 4) * MIB),
-        "CSR": (sparse_store(setting, setting.pick(4.0, 0.02)), setting.pick(16, 1) * MIB),
+        "CSR": (sparse_store(setting, setting.pick(4.0, 0.02)), setting.pick(8, 1) * MIB),
     }
     for kind, (store, block) in stores.items():
         data = open_dataset(store, block_bytes=block)
@@ -43,7 +45,15 @@ def run(setting: Setting) -> Result:
         limit = setting.pick(size // 4 // 2, 512 * MIB)
         modes = [("assembled", None), ("matrix-free", False)]
         for name, assemble in setting.pick(modes, modes[:1]) if kind == "dense" else [("matrix-free", False)]:
-            one = measure(data, store, limit, "corrective", assemble, setting.pick(2, 1))
+            one = measure(
+                data,
+                store,
+                limit,
+                "corrective",
+                assemble,
+                setting.pick(2, 1),
+                memory_limit=2**31 if kind == "dense" else FACTORS,
+            )
             found.tables.append(
                 table(
                     f"Out of core, {kind}, {name}: {size / GB:.1f} GB, limit 2 x {limit / MIB:.0f} MiB", one

@@ -215,6 +215,7 @@ def measure(
     assemble: bool | None,
     iterations: int,
     workers: int = 2,
+    memory_limit: int = 2**31,
 ) -> Run:
     """Train on worker processes of so much memory, every pass from the disk, and read in between."""
     with local_workers(workers, limit) as executor:
@@ -230,7 +231,9 @@ def measure(
                 assert timed.reduce(read_block, sum, data.blocks, source) == whole
 
             read()
-            options = Options(step=step, assemble=assemble, tol=0.0, max_iter=iterations, seed=0)
+            options = Options(
+                step=step, assemble=assemble, tol=0.0, max_iter=iterations, memory_limit=memory_limit
+            )
             parameters = Parameters(radius=100.0, cache="none", options=options)
             _, solution = train(data, parameters, timed, callbacks=[read])
             lost = watch.lost + len(set(watch.pids) - first)
