@@ -25,10 +25,11 @@ from training_cases import (
 )
 
 from dswml import oracle
+from dswml import problem as problem_module
 from dswml.dataset import Dataset
 from dswml.errors import DataError, UsageError
 from dswml.executor import InProcessExecutor
-from dswml.frank_wolfe import Options, Record, Solution, frank_wolfe
+from dswml.frank_wolfe import Options, Record, Solution, frank_wolfe, result_nbytes
 from dswml.label_sums import plan_directions
 from dswml.training import Parameters, train
 
@@ -354,6 +355,28 @@ def test_the_limit_of_passes_is_never_exceeded(step: str, loss: str, assemble: b
 
 
 # Odd problems.
+
+
+def test_what_a_task_returns_is_bounded_where_workers_sum_gram_matrices(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    x, y = planted(3000, 60, 40, density=0.3)
+    limit = 2_000_000
+    assert plan_directions(3000, 60, y.sum(axis=0), limit)[1].max() >= 0
+    sizes, sweep_block = [], problem_module.sweep_block
+
+    def measured(*arguments: Any) -> Any:
+        sums = sweep_block(*arguments)
+        sizes.append(sum(value.nbytes for value in sums.values()))
+        assert "grams" in sums or not arguments[1].grow
+        return sums
+
+    monkeypatch.setattr(problem_module, "sweep_block", measured)
+    problem = {"p0": 0.1, "radius": 8.0, "cuts": (1000, 2000)}
+    found = run(x, y, problem=problem, tol=1e-4, max_iter=30, assemble=False, memory_limit=limit)
+    assert found.history[-1].directions > 30
+    small = 8 * (60 + 40) * 2  # numbers, and the columns that an oracle asks for at least
+    assert max(sizes) <= result_nbytes(60, 40, limit, grams=True) + small
 
 
 @with_either_oracle

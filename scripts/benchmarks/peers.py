@@ -31,9 +31,14 @@ GRID: dict[str, tuple[str, list[dict[str, Any]]]] = {
         "dswml",
         [
             {"radius": radius, "p0": p0, "shrinkage": shrinkage}
-            for radius in (200.0, 400.0)
-            for p0 in (0.1, 0.25, 0.5)
-            for shrinkage in (0.0, 1.0)
+            for radius, p0, shrinkage in (
+                (200.0, 0.1, 0.0),
+                (200.0, 0.25, 0.0),
+                (400.0, 0.25, 1.0),
+                (400.0, 0.5, 1.0),
+                (600.0, 0.1, 1.0),
+                (600.0, 0.25, 2.0),
+            )
         ],
     ),
     "Ridge": ("Ridge", [{"alpha": alpha} for alpha in (0.3, 1.0, 3.0)]),
