@@ -83,7 +83,7 @@ def tuned(name: str, setting: Setting, x: Any, y: Any, test: Any, truth: Any) ->
     call = own if program == "dswml" else call_peer
     held_out = np.arange(x.shape[0]) % 5 == 4
     tried = []
-    for options in setting.pick(grid, grid[-1:]):
+    for options in setting.pick(grid, grid[:1]):
         parts = {"x": x[~held_out], "y": y[~held_out], "test": x[held_out]}
         scores = call(program, setting, parts, **options)["scores"]
         threshold, _ = best_threshold(y[held_out], scores)
