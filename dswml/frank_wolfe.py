@@ -65,8 +65,8 @@ SHARDED_SHARE = 0.5
 WORKERS_SHARE = 2 / 3
 #: Times that an iteration may lose shards of the labels.
 SMALL_ATTEMPTS = 5
-#: The small problem is solved to this share of the current gap.
-INNER_SHARE = 0.1
+#: The small problem is solved to this share of the current gap, by Eq. 37 or with the curvature.
+INNER_SHARE, TIGHT_SHARE = 0.1, 0.02
 #: The gap is relative to F(W), or to this share of F(0) where F(W) is smaller still.
 OBJECTIVE_FLOOR = 1e-3
 #: Rounds of the matrix-free oracle, when a step rule wants the top pair itself.
@@ -409,7 +409,8 @@ class Run:
             if problem.append(-answer.left[:, :width]):
                 problem.sweep(None)
                 self.mt = np.pad(self.mt, ((0, 0), (0, problem.rank - self.mt.shape[1])))
-        tol = max(INNER_SHARE * gap, 1e-14 * self.scale(answer))
+        share = INNER_SHARE if self.bound is None else TIGHT_SHARE
+        tol = max(share * gap, 1e-14 * self.scale(answer))
         corrected = self.small(
             lambda small: solve(
                 small, self.mt, problem.radius, tol, curvature=self.curvature, tight=self.bound is not None
