@@ -80,6 +80,7 @@ class GapBound:
         slope: float,
         radius: float,
         p0: float,
+        rest: float = 0.0,
     ) -> tuple[float, Array]:
         """Return the least gap that the formula gives, and the s_i that the solution can be expected to have.
 
@@ -92,6 +93,8 @@ class GapBound:
         slope : float
             <W, G>.
         radius, p0 : float
+        rest : float
+            A bound of the singular values that are not given, if any.
         """
         largest = float(values.max(initial=0.0))
         plain = max(slope + radius * largest, 0.0)
@@ -100,8 +103,7 @@ class GapBound:
         if not (largest and least_weight > 0 and self.factor.size):
             return plain, expected
         near = values > NEAR * largest
-        all_near = near.all() and values.size < len(left)
-        rest = float(values[-1] if all_near else values[~near].max(initial=0.0))
+        rest = max(rest, float(values[~near].max(initial=0.0)))
         left, values, overlaps = left[:, near], values[near], overlaps[near]
         solved = scipy.linalg.solve_triangular(self.factor, left, lower=True, check_finite=False)
         inverses = np.einsum("ij,ij->j", solved, solved)

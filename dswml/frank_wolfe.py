@@ -67,6 +67,8 @@ WORKERS_SHARE = 2 / 3
 SMALL_ATTEMPTS = 5
 #: The small problem is solved to this share of the current gap, by Eq. 37 or with the curvature.
 INNER_SHARE, TIGHT_SHARE = 0.1, 0.02
+#: From this share of the last gap on, an iteration has not brought much.
+STALLED = 0.9
 #: The gap is relative to F(W), or to this share of F(0) where F(W) is smaller still.
 OBJECTIVE_FLOOR = 1e-3
 #: Rounds of the matrix-free oracle, when a step rule wants the top pair itself.
@@ -410,6 +412,8 @@ class Run:
                 problem.sweep(None)
                 self.mt = np.pad(self.mt, ((0, 0), (0, problem.rank - self.mt.shape[1])))
         share = INNER_SHARE if self.bound is None else TIGHT_SHARE
+        if len(self.history) > 1 and gap > STALLED * self.history[-2].gap:
+            share *= TIGHT_SHARE  # what held the gap up may be the small problem
         tol = max(share * gap, 1e-14 * self.scale(answer))
         corrected = self.small(
             lambda small: solve(
