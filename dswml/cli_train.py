@@ -195,12 +195,7 @@ def describe_fit(model: Model, solution: Solution) -> dict[str, Any]:
 
 def _lines(model: Model, solution: Solution, output: str) -> list[str]:
     last, certificate = solution.history[-1], solution.certificate
-    known = "an estimate, not certified"
-    if certificate is not None:
-        confidence = (
-            "exact" if certificate.confidence == 1 else f"confidence 1 - {1 - certificate.confidence:.0e}"
-        )
-        known = f"certified, {certificate.method}, {confidence}"
+    known = "an estimate, not certified" if certificate is None else str(certificate)
     return [
         f"{solution.status}: objective {solution.objective:.6g}, gap {last.relative_gap:.2e} of it ({known})",
         f"  {solution.iterations} iterations, {solution.passes} passes over X, rank {model.rank}, "

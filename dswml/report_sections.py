@@ -18,6 +18,7 @@ from .progress import format_seconds
 from .report_page import Section, facts, table
 from .roc import Auc, ThresholdCurve
 from .search_record import thinned
+from .solution import Certificate
 
 __all__ = ["convergence", "cross_validation", "labels", "metrics", "spectrum", "thresholds", "training"]
 
@@ -58,12 +59,7 @@ def training(model: Model) -> Section:
 
 def _fit(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     certificate = info.get("certificate")
-    known = "an estimate, not certified"
-    if certificate is not None:
-        doubt = 1 - certificate["confidence"]
-        known = f"certified, {certificate['method']}, " + (
-            f"with confidence 1 - {doubt:.0e}" if doubt else "exact"
-        )
+    known = "an estimate, not certified" if certificate is None else str(Certificate(**certificate))
     return [
         ("Status", info["status"]),
         ("Objective", f"{info['objective']:.6g}"),

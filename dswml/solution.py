@@ -39,6 +39,14 @@ class Certificate:
     gap: float
     confidence: float
 
+    def __str__(self) -> str:
+        """In words, for people."""
+        how = {"assembled": "exact", "curvature": "with the curvature of the loss"}.get(
+            self.method, "Lanczos"
+        )
+        doubt = 1 - self.confidence
+        return f"certified, {how}" + (f", confidence 1 - {doubt:.0e}" if doubt else "")
+
 
 @dataclass(frozen=True)
 class Options:

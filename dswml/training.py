@@ -86,10 +86,10 @@ def train(
     """
     data.check(executor)
     p0 = resolve_p0(parameters.weights, data.k_hat, data.n_labels)
-    square = has_square(data.n_features, data.n_labels, data.is_sparse)
-    limit = parameters.options.memory_limit
+    limit, corrective = parameters.options.memory_limit, parameters.options.step == "corrective"
+    square = corrective and has_square(data.n_features, data.n_labels, data.is_sparse)
     grams = (
-        parameters.options.step == "corrective"
+        corrective
         and p0 != 0.5
         and sums_grams(data.n_rows, data.n_features, np.asarray(data.label_counts), limit)
     )

@@ -158,7 +158,8 @@ def test_what_finds_no_room_is_rebuilt_with_the_same_bits(
 ) -> None:
     assert len(data.blocks) > 8
     bits, used = set(), []
-    results = task_nbytes(0, result_nbytes(data.n_features, data.n_labels))
+    square = step == "corrective"
+    results = task_nbytes(0, result_nbytes(data.n_features, data.n_labels, square=square))
     for nbytes, kind in ((10**9, "none"), (0, "auto"), (20_000, "auto"), (150_000, "auto"), (10**9, "auto")):
         cache = limited(nbytes + results)
         most = [0]

@@ -37,7 +37,7 @@ def test_a_model_is_trained_and_the_fit_told_in_lines(store: Path, tmp_path: Pat
     assert told.exit_code == 0
     first, second, last = told.stdout.splitlines()
     assert first.startswith("OPTIMAL: objective ")
-    assert "(certified, assembled, exact)" in first
+    assert "(certified, with the curvature of the loss)" in first
     assert "passes over X, rank " in second
     assert "p0 0.2" in second
     assert last == f"The model is in {tmp_path / 'm.zarr'}"
@@ -71,7 +71,7 @@ def test_json_is_one_object_with_everything_about_the_fit(store: Path, tmp_path:
         "history",
     }
     assert (fit["status"], fit["radius"], fit["p0"]) == ("OPTIMAL", 5, 0.2)
-    assert fit["certificate"] == {"method": "assembled", "gap": fit["gap_certified"], "confidence": 1}
+    assert fit["certificate"] == {"method": "curvature", "gap": fit["gap_certified"], "confidence": 1}
     assert fit["relative_gap"] == pytest.approx(fit["gap_certified"] / fit["objective"])
     assert fit["relative_gap"] <= 1e-4
     assert [record["iteration"] for record in fit["history"]] == list(range(fit["iterations"] + 1))

@@ -213,7 +213,7 @@ def test_fitted_attributes_are_concrete(fitted: Classifier) -> None:
         assert isinstance(getattr(fitted, name), float)
     assert fitted.status_ == "OPTIMAL"
     assert fitted.certificate_ is not None
-    assert fitted.certificate_.method == "assembled"
+    assert fitted.certificate_.method == "curvature"
     assert fitted.n_features_in_ == D
     assert fitted.relative_gap_ <= 1e-6
     assert len(fitted.history_) == fitted.n_iter_ + 1

@@ -24,7 +24,7 @@ from training_cases import (
     run,
 )
 
-from dswml import oracle
+from dswml import oracle, sweep
 from dswml import problem as problem_module
 from dswml.dataset import Dataset
 from dswml.errors import DataError, UsageError
@@ -363,7 +363,7 @@ def test_what_a_task_returns_is_bounded_where_workers_sum_gram_matrices(
     x, y = planted(3000, 60, 40, density=0.3)
     limit = 2_000_000
     assert plan_directions(3000, 60, y.sum(axis=0), limit)[1].max() >= 0
-    sizes, sweep_block = [], problem_module.sweep_block
+    sizes, sweep_block = [], sweep.sweep_block
 
     def measured(*arguments: Any) -> Any:
         sums = sweep_block(*arguments)

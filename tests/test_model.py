@@ -134,7 +134,7 @@ def test_the_file_says_how_the_fit_went(model: Model, saved: Path) -> None:
     info = load_model(saved).info
     assert info["status"] == "OPTIMAL"
     assert info["parameters"]["radius"] == 4
-    assert info["certificate"]["method"] == "assembled"
+    assert info["certificate"]["method"] == "curvature"
     assert info["data"]["n_rows"] == N
     assert len(info["data"]["fingerprint"]) == 64
     assert {"dswml", "numpy", "zarr", "python"} <= info["versions"].keys()

@@ -36,7 +36,7 @@ def test_the_blocks_are_those_of_the_data_set(store: Path) -> None:
 def test_memory_follows_from_the_formula(store: Path) -> None:
     data = open_dataset(store, block_bytes=MIB)
     plan = plan_training(data, workers=2, threads=3)
-    gradient = 8 * (200 * 50 + 50 * (200 + 50))  # with what 50 new directions bring
+    gradient = 8 * (200 * (50 + 200) + 50 * (200 + 50))  # with X^T X, and what 50 new directions bring
     assert plan.worker_nbytes == int((WORKER_BYTES + 3 * (4 * plan.block_nbytes + 9 * gradient)) / 0.8)
     assert plan.keeping_nbytes > plan.worker_nbytes
     assert plan_training(data, factor_memory=20 * MIB).directions < plan.directions
