@@ -45,7 +45,7 @@ class Goal:
     def met(self) -> bool | None:
         if self.measured is None:
             return None
-        return self.measured <= self.limit if self.at_most else self.measured >= self.limit
+        return bool(self.measured <= self.limit if self.at_most else self.measured >= self.limit)
 
 
 @dataclass(frozen=True)
