@@ -94,6 +94,7 @@ def logistic(x: Any, y: Any, test: Any, folder: str, C: float = 1.0) -> dict[str
     from sklearn.multiclass import OneVsRestClassifier
 
     begin = time.perf_counter()
+    y = y.astype(np.int64)  # scikit-learn counts labels in the type of Y
     used = np.flatnonzero(np.asarray(y.sum(axis=0)).ravel())
     one = LogisticRegression(C=C, solver="liblinear")
     model = OneVsRestClassifier(one, n_jobs=len(os.sched_getaffinity(0))).fit(x, y[:, used])
