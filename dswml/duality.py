@@ -51,7 +51,7 @@ class GapBound:
 
     >>> bound = GapBound(np.eye(1), n_rows=1)
     >>> one = np.ones((1, 1))
-    >>> round(bound.gap(one, np.array([0.1]), np.array([-1.1]), 0.11, radius=2.0, p0=0.5)[0], 6)
+    >>> round(bound.gap(one, np.array([0.1]), np.array([-1.1]), 0.11, radius=2.0, p0=0.5)[0], 4)
     0.005
     """
 

@@ -106,11 +106,11 @@ def result_nbytes(
     memory_limit: int = 2**31,
     *,
     square: bool = False,
-    grams: bool = False,
+    grams: int = 0,
 ) -> int:
     """Bytes of what a task returns at most: gradient and X^T X, or what a block of directions asks for.
 
-    Where the workers sum ``grams`` of labels, these take their share of the limit.
+    ``grams`` are the entries that a direction has in the Gram matrices that workers sum.
 
     Examples
     --------
@@ -120,9 +120,9 @@ def result_nbytes(
     width, entries = min(MAX_BLOCK, n_features, n_labels), n_features + n_labels
     share = max(RESULTS_SHARE * memory_limit, 8 * 2 * entries)
     if is_assembled(n_features, n_labels):
-        columns = share if grams else 8 * width * entries
+        columns = 8 * width * entries + min(8 * width * grams, share)
         return int(8 * n_features * (n_labels + square * n_features) + columns)
-    return int(share if grams else min(8 * width * entries, share))
+    return int(min(8 * width * (entries + grams), share))
 
 
 def _fitting(entries: int, memory_limit: int) -> int:

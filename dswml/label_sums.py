@@ -14,7 +14,7 @@ import numpy.typing as npt
 from . import kernels
 from .errors import UsageError
 
-__all__ = ["Statistics", "plan_directions", "sums_grams"]
+__all__ = ["Statistics", "plan_directions", "summed_entries"]
 
 Array = npt.NDArray[Any]
 
@@ -71,9 +71,10 @@ def plan_directions(n_rows: int, n_features: int, label_counts: Array, limit: in
     return low, place
 
 
-def sums_grams(n_rows: int, n_features: int, label_counts: Array, limit: int) -> bool:
-    """Tell whether the plan has the workers sum Gram matrices of labels."""
-    return bool(plan_directions(n_rows, n_features, label_counts, limit)[1].max(initial=-1) >= 0)
+def summed_entries(n_rows: int, n_features: int, label_counts: Array, limit: int) -> int:
+    """Return how many entries a direction has in the Gram matrices that the plan has the workers sum."""
+    cap, place = plan_directions(n_rows, n_features, label_counts, limit)
+    return int(np.count_nonzero(place >= 0)) * cap
 
 
 class Statistics:

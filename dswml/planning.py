@@ -97,7 +97,7 @@ def plan_training(data: Dataset, *, workers: int = 1, threads: int = 1, factor_m
     data.check()
     square = has_square(data.n_features, data.n_labels, data.is_sparse)
     cap, place = plan_directions(data.n_rows, data.n_features, np.asarray(data.label_counts), factor_memory)
-    grams = bool(place.max(initial=-1) >= 0)
+    grams = int(np.count_nonzero(place >= 0)) * cap
     results = result_nbytes(data.n_features, data.n_labels, factor_memory, square=square, grams=grams)
     least = WORKER_BYTES + threads * task_nbytes(data.block_nbytes, results)
     rows = data.block_nbytes * len(data.blocks)

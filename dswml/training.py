@@ -18,7 +18,7 @@ from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
 from .frank_wolfe import Options, Record, Solution, frank_wolfe, has_square, result_nbytes
-from .label_sums import sums_grams
+from .label_sums import summed_entries
 from .model import Model
 from .problem import Problem
 from .stored import Dataset
@@ -88,11 +88,9 @@ def train(
     p0 = resolve_p0(parameters.weights, data.k_hat, data.n_labels)
     limit, corrective = parameters.options.memory_limit, parameters.options.step == "corrective"
     square = corrective and has_square(data.n_features, data.n_labels, data.is_sparse)
-    grams = (
-        corrective
-        and p0 != 0.5
-        and sums_grams(data.n_rows, data.n_features, np.asarray(data.label_counts), limit)
-    )
+    grams = 0
+    if corrective and p0 != 0.5:
+        grams = summed_entries(data.n_rows, data.n_features, np.asarray(data.label_counts), limit)
     results = result_nbytes(data.n_features, data.n_labels, limit, square=square, grams=grams)
     check_room(data.block_nbytes, executor, results)
     dtype = parameters.dtype

@@ -30,7 +30,7 @@ from dswml.dataset import Dataset
 from dswml.errors import DataError, UsageError
 from dswml.executor import InProcessExecutor
 from dswml.frank_wolfe import Options, Record, Solution, frank_wolfe, result_nbytes
-from dswml.label_sums import plan_directions
+from dswml.label_sums import plan_directions, summed_entries
 from dswml.training import Parameters, train
 
 pytestmark = pytest.mark.usefixtures("calm_blas")
@@ -376,7 +376,10 @@ def test_what_a_task_returns_is_bounded_where_workers_sum_gram_matrices(
     found = run(x, y, problem=problem, tol=1e-4, max_iter=30, assemble=False, memory_limit=limit)
     assert found.history[-1].directions > 30
     small = 8 * (60 + 40) * 2  # numbers, and the columns that an oracle asks for at least
-    assert max(sizes) <= result_nbytes(60, 40, limit, grams=True) + small
+    assert (
+        max(sizes)
+        <= result_nbytes(60, 40, limit, grams=summed_entries(3000, 60, y.sum(axis=0), limit)) + small
+    )
 
 
 @with_either_oracle

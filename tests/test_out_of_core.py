@@ -65,7 +65,8 @@ def patterned_store(store: Path, nbytes: int) -> Dataset:
 
 
 def fit(data: Dataset, executor: Executor, cache: str) -> Solution:
-    parameters = Parameters(radius=30.0, cache=cache, options=Options(tol=0.0, max_iter=1, seed=0))
+    options = Options(tol=0.0, max_iter=1, seed=0, memory_limit=64 * MIB)
+    parameters = Parameters(radius=30.0, cache=cache, options=options)
     return train(data, parameters, executor)[1]
 
 
