@@ -57,8 +57,9 @@ ASSEMBLED_SIDE = 2048
 DENSE_SQUARE = 256
 #: Directions added per corrective iteration unless asked otherwise: at least and at most.
 MIN_BLOCK, MAX_BLOCK = 20, 80
-#: Share of the memory limit that the result of a task may take; a node of the tree of sums holds nine.
-RESULTS_SHARE = 1 / 64
+#: Share of the memory limit that the result of a task may take, and the Gram matrices of labels in it; a node
+#: of the tree of sums holds nine.
+RESULTS_SHARE, GRAMS_SHARE = 1 / 64, 1 / 128
 #: The workers hold the label side of the small problem when it is this share of the memory limit.
 SHARDED_SHARE = 0.5
 #: Share of the workers' memory for tasks that shards may take.
@@ -118,11 +119,10 @@ def result_nbytes(
     (1504000, True)
     """
     width, entries = min(MAX_BLOCK, n_features, n_labels), n_features + n_labels
-    share = max(RESULTS_SHARE * memory_limit, 8 * 2 * entries)
+    summed = min(8 * width * grams, GRAMS_SHARE * memory_limit)
     if is_assembled(n_features, n_labels):
-        columns = 8 * width * entries + min(8 * width * grams, share)
-        return int(8 * n_features * (n_labels + square * n_features) + columns)
-    return int(min(8 * width * (entries + grams), share))
+        return int(8 * (n_features * (n_labels + square * n_features) + width * entries) + summed)
+    return int(min(8 * width * entries, max(RESULTS_SHARE * memory_limit, 8 * 2 * entries)) + summed)
 
 
 def _fitting(entries: int, memory_limit: int) -> int:
@@ -184,7 +184,7 @@ class Run:
             no_positives = np.zeros_like(problem.label_counts)
             self.cap, _ = plan_directions(0, problem.n_features, no_positives, options.memory_limit)
         # New directions come with X^T Z', sums over rows of labels and, once in all, light rows of Z'.
-        self.entries = entries = problem.n_features + int(summed) + light_rows // 4
+        entries = problem.n_features + int(summed) + light_rows // 4
         self.summed_grams = 0 if options.step != "corrective" or problem.p0 == 0.5 else int(summed)
         self.most_at_once = problem.n_features if self.assemble else _fitting(entries, options.memory_limit)
         # What the oracle reads at least, and what the step and the next oracle read together.
@@ -461,8 +461,8 @@ class Run:
         """Most directions to add at once, so that those of W find room beside them."""
         most = self.most_at_once
         if self.summed_grams:  # what the workers sum of a label has a row for every direction there will be
-            per_column = self.entries + self.summed_grams * (self.problem.rank + MIN_BLOCK)
-            most = min(most, _fitting(per_column, self.options.memory_limit))
+            per_column = 8 * self.summed_grams * (self.problem.rank + MIN_BLOCK)
+            most = min(most, max(int(GRAMS_SHARE * self.options.memory_limit / per_column), 2))
         if self.cap >= self.problem.n_features:
             return min(self.cap, most)
         return min(max(self.cap - _rank(self.mt), self.cap // 8, 1), most)
