@@ -17,7 +17,6 @@ which holds for any e, is the gap of Eq. 37 for e = 0, and has its minimum in cl
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -30,9 +29,9 @@ Array = npt.NDArray[Any]
 
 #: Singular values from this share of the largest on are changed; the others stay below them.
 NEAR = 0.5
-#: Added to the diagonal of X^T X, as a share of its mean; what that changes is counted in the gap. Where
-#: rounding has left more, as in single precision, it is a hundred times as much until there is a root.
-RIDGE = 1e-9
+#: Added to the diagonal of X^T X, as a share of its mean; what that changes is counted in the gap. It is at
+#: least so many roundings of the sum of the diagonal, so that what they did to X^T X is small beside it.
+RIDGE, ROUNDINGS = 1e-9, 100
 
 
 class GapBound:
@@ -43,6 +42,8 @@ class GapBound:
     square : ndarray (D, D)
         X^T X, in any orthonormal basis of the features or a part of them.
     n_rows : int
+    dtype : str
+        Type in which the products were made.
 
     Examples
     --------
@@ -55,15 +56,13 @@ class GapBound:
     0.005
     """
 
-    def __init__(self, square: Array, n_rows: int) -> None:
+    def __init__(self, square: Array, n_rows: int, dtype: str = "float64") -> None:
         self.n_rows = n_rows
-        self.ridge = RIDGE * float(np.trace(square)) / max(len(square), 1)
+        share = max(RIDGE / max(len(square), 1), ROUNDINGS * float(np.finfo(dtype).eps))
+        self.ridge = share * float(np.trace(square))
         self.factor: Array = np.zeros((0, 0))
-        while self.ridge > 0 and not self.factor.size:
-            with suppress(np.linalg.LinAlgError):
-                self.factor = np.linalg.cholesky(square + self.ridge * np.eye(len(square)))
-                break
-            self.ridge *= 100
+        if self.ridge > 0:
+            self.factor = np.linalg.cholesky(square + self.ridge * np.eye(len(square)))
 
     @classmethod
     def restored(cls, n_rows: int, factor: Array, ridge: float) -> GapBound:
@@ -71,6 +70,19 @@ class GapBound:
         bound = cls(np.zeros((0, 0)), n_rows)
         bound.factor, bound.ridge = factor, float(ridge)
         return bound
+
+    def gap_at(
+        self,
+        factors: tuple[Array, Array],
+        triples: tuple[Array, Array, Array],
+        slope: float,
+        radius: float,
+        p0: float,
+    ) -> tuple[float, Array]:
+        """Return the same as `gap` for W = U M, given U and M^T and all singular triples of the gradient."""
+        (u, mt), (left, values, right) = factors, triples
+        overlaps = -np.einsum("ij,ij->j", u.T @ left, mt.T @ right)
+        return self.gap(left, values, overlaps, slope, radius, p0)
 
     def gap(
         self,
@@ -80,21 +92,18 @@ class GapBound:
         slope: float,
         radius: float,
         p0: float,
-        rest: float = 0.0,
     ) -> tuple[float, Array]:
         """Return the least gap that the formula gives, and the s_i that the solution can be expected to have.
 
         Parameters
         ----------
         left : ndarray (D, k)
-            The u_i, of all singular values or of the largest.
+            The u_i of all singular values.
         values, overlaps : ndarray (k,)
             sigma_i, largest first, and s_i.
         slope : float
             <W, G>.
         radius, p0 : float
-        rest : float
-            A bound of the singular values that are not given, if any.
         """
         largest = float(values.max(initial=0.0))
         plain = max(slope + radius * largest, 0.0)
@@ -103,7 +112,7 @@ class GapBound:
         if not (largest and least_weight > 0 and self.factor.size):
             return plain, expected
         near = values > NEAR * largest
-        rest = max(rest, float(values[~near].max(initial=0.0)))
+        rest = float(values[~near].max(initial=0.0))
         left, values, overlaps = left[:, near], values[near], overlaps[near]
         solved = scipy.linalg.solve_triangular(self.factor, left, lower=True, check_finite=False)
         inverses = np.einsum("ij,ij->j", solved, solved)
@@ -118,7 +127,7 @@ class GapBound:
         above = np.flatnonzero(reaches[order] > levels)
         level = max(float(levels[above[-1]]), rest)
         changes = np.maximum(values - level, np.minimum(slack, 0.0))
-        # The ridge is in the range of X^T X by no more than this: |R (G + R)^-1 u|^2 <= R u^T (G + R)^-1 u.
+        # E lacks the ridge's part of it, whose square is |R (X^T X + R)^-1 u|^2 <= R u^T (X^T X + R)^-1 u.
         missed = float(np.sqrt(self.ridge * (inverses @ changes**2)))
         tight = slope + float(overlaps @ changes) + radius * (level + 2 * missed) + float(costs @ changes**2)
         expected[near] = np.maximum(overlaps + 2 * costs * (values - level), 0.0)

@@ -269,7 +269,7 @@ class Run:
             asks = self.tight and self.bound is None
             answer, square = oracle.assembled(self.problem, self.mt, leading, square=asks)
             if square is not None:
-                self.bound = GapBound(square, self.problem.n_rows)
+                self.bound = GapBound(square, self.problem.n_rows, self.problem.source.dtype)
             return answer
         width = self.options.block_size or min(MIN_BLOCK + _rank(self.mt), MAX_BLOCK)
         width = min(max(width, 2), self.widest())
@@ -363,9 +363,9 @@ class Run:
 
     def tight_gap(self, bound: GapBound, answer: Answer) -> float:
         problem = self.problem
-        w_left = problem.basis[:, : self.mt.shape[1]].T @ answer.left
-        overlaps = -np.einsum("ij,ij->j", w_left, self.mt.T @ answer.right)
-        return bound.gap(answer.left, answer.values, overlaps, answer.slope, problem.radius, problem.p0)[0]
+        factors = problem.basis[:, : self.mt.shape[1]], self.mt
+        triples = answer.left, answer.values, answer.right
+        return bound.gap_at(factors, triples, answer.slope, problem.radius, problem.p0)[0]
 
     # The step rules
 

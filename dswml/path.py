@@ -122,8 +122,8 @@ class Path:
         point.gap = max(slope + point.radius * float(values[0]), 0.0)
         expected = values * (values > -slope / point.radius if problem.rank else False)
         if self.bound is not None:
-            overlaps = -np.einsum("ij,ij->j", problem.basis.T @ left, point.mt.T @ right)
-            point.gap, expected = self.bound.gap(left, values, overlaps, slope, point.radius, problem.p0)
+            factors, triples = (problem.basis, point.mt), (left, values, right)
+            point.gap, expected = self.bound.gap_at(factors, triples, slope, point.radius, problem.p0)
         point.relative_gap = point.gap / scale
         point.excess = max(point.gap - point.inner, 0.0)
         if point.relative_gap <= self.tol:

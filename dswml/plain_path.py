@@ -57,8 +57,8 @@ class PlainPath(Path):
             left, values, right = oracle.decompose(gradient, None)
             slope = float(np.vdot(mt, gradient @ u))
             point.objective = (slope + (positives - float(np.vdot(mt, cross @ u))) / n_rows) / 2
-            overlaps = -np.einsum("ij,ij->j", u.T @ left, mt.T @ right)
-            point.gap, expected = self.bound.gap(left, values, overlaps, slope, point.radius, 0.5)
+            triples = (left, values, right)
+            point.gap, expected = self.bound.gap_at((u, mt), triples, slope, point.radius, 0.5)
             scale = max(point.objective, self.floor)
             point.relative_gap = point.gap / scale
             if point.relative_gap <= self.tol:

@@ -106,10 +106,6 @@ class Quadratic:
         out *= 2 / self.n_rows
         return out
 
-    def value(self, mt: Array, gradient: Array) -> float:
-        """F at M, given the gradient there."""
-        return self.objective(float(np.vdot(mt, gradient)), float(np.vdot(self.statistics.positives, mt)))
-
     def objective(self, slope: float, overlap: float) -> float:
         """F at M, given <M, gradient> and <b, M>."""
         p1 = 1 - self.p0

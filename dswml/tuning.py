@@ -323,7 +323,7 @@ class Search:
         sums = self.read(firsts, requests)
         bounds: list[GapBound | None] = [None for _ in firsts]
         if self.small:
-            bounds = list(self.pool.map(_bound_of, sums, (path.problem.n_rows for path in firsts)))
+            bounds = list(self.pool.map(_bound_of, firsts, sums))
         every = [
             (path, bound, own)
             for paths, bound, own in zip(self.by_fold, bounds, sums, strict=True)
@@ -401,8 +401,8 @@ class Search:
         ]
 
 
-def _bound_of(sums: Partial, n_rows: int) -> GapBound:
-    return GapBound(sums["square"], n_rows)
+def _bound_of(path: Path, sums: Partial) -> GapBound:
+    return GapBound(sums["square"], path.problem.n_rows, path.problem.source.dtype)
 
 
 def _begin(path: Path, bound: GapBound | None, sums: Partial) -> None:

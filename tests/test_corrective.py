@@ -64,7 +64,8 @@ def assert_describes(problem: Problem, p0: float = P0) -> None:
     mt = np.random.default_rng(6).normal(size=(L, problem.rank))
     slope = small.gradient(mt)
     np.testing.assert_allclose(slope, gradient(x, y, u @ mt.T, p0).T @ u, atol=1e-12)
-    np.testing.assert_allclose(small.value(mt, slope), objective(x, y, u @ mt.T, p0), rtol=1e-12)
+    value = small.objective(float(np.vdot(mt, slope)), float(np.vdot(small.statistics.positives, mt)))
+    np.testing.assert_allclose(value, objective(x, y, u @ mt.T, p0), rtol=1e-12)
     moved = small.gradient(mt + 1) - slope  # the gradient is linear
     np.testing.assert_allclose(
         np.einsum("lab,b->la", small.hessians(), np.ones(problem.rank)), moved, atol=1e-12
