@@ -60,15 +60,17 @@ class GapBound:
         self.n_rows = n_rows
         share = max(RIDGE / max(len(square), 1), ROUNDINGS * float(np.finfo(dtype).eps))
         self.ridge = share * float(np.trace(square))
-        self.factor: Array = np.zeros((0, 0))
+        #: Inverse of the Cholesky factor: SciPy's triangular solve would hold the interpreter lock.
+        self.inverse: Array = np.zeros((0, 0))
         if self.ridge > 0:
-            self.factor = np.linalg.cholesky(square + self.ridge * np.eye(len(square)))
+            factor = np.linalg.cholesky(square + self.ridge * np.eye(len(square)))
+            self.inverse, _ = scipy.linalg.lapack.dtrtri(factor, lower=1)
 
     @classmethod
-    def restored(cls, n_rows: int, factor: Array, ridge: float) -> GapBound:
+    def restored(cls, n_rows: int, inverse: Array, ridge: float) -> GapBound:
         """Make one from what another held."""
         bound = cls(np.zeros((0, 0)), n_rows)
-        bound.factor, bound.ridge = factor, float(ridge)
+        bound.inverse, bound.ridge = inverse, float(ridge)
         return bound
 
     def gap_at(
@@ -109,12 +111,12 @@ class GapBound:
         plain = max(slope + radius * largest, 0.0)
         expected = np.zeros(values.size)
         least_weight = min(p0, 1 - p0)
-        if not (largest and least_weight > 0 and self.factor.size):
+        if not (largest and least_weight > 0 and self.inverse.size):
             return plain, expected
         near = values > NEAR * largest
         rest = float(values[~near].max(initial=0.0))
         left, values, overlaps = left[:, near], values[near], overlaps[near]
-        solved = scipy.linalg.solve_triangular(self.factor, left, lower=True, check_finite=False)
+        solved = self.inverse @ left
         inverses = np.einsum("ij,ij->j", solved, solved)
         costs = self.n_rows / (4 * least_weight) * inverses
         # Down to the level where as much is gained from the largest value as is lost: a sum over those whose

@@ -185,8 +185,11 @@ def decompose(gradient: Array, leading: int | None) -> tuple[Array, Array, Array
     wide = gradient.shape[0] <= gradient.shape[1]
     gram = gradient @ gradient.T if wide else gradient.T @ gradient
     side = len(gram)
-    chosen = None if leading is None else (side - min(leading, side), side - 1)
-    squares, vectors = scipy.linalg.eigh(gram, subset_by_index=chosen, check_finite=False)
+    if leading is None:
+        squares, vectors = np.linalg.eigh(gram)  # unlike SciPy's it lets other threads run
+    else:
+        chosen = (side - min(leading, side), side - 1)
+        squares, vectors = scipy.linalg.eigh(gram, subset_by_index=chosen, check_finite=False)
     values = np.sqrt(np.maximum(squares[::-1], 0))
     vectors = vectors[:, ::-1]
     # Where the gradient vanishes but for rounding it has no direction.

@@ -10,10 +10,11 @@ and the gaps of all others are those of `dswml.duality`, which few steps reach.
 
 from __future__ import annotations
 
+import os
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -219,22 +220,23 @@ def tune(
         "memory_limit": memory_limit,
     }
     journal = begin(checkpoint, request, n_rows=data.n_rows, limit=memory_limit, stop=stop, announce=announce)
+    threads = max(min(executor.n_slots, len(os.sched_getaffinity(0))), 1)
+    aside = ThreadPoolExecutor(threads)
     try:
-        with (
-            one_blas_thread(),
-            saving(journal),
-            ThreadPoolExecutor(max(executor.n_slots, 1)) as pool,
-        ):
+        with one_blas_thread(), saving(journal), ThreadPoolExecutor(threads) as pool:
             p0s = [p0 for _, p0 in weightings]
             assigned = stratified_folds(source, executor, folds, seed) if stratify and folds else None
             parts = [Fold(folds, seed, fold, assigned) for fold in range(folds)]
-            search = Search(executor, source, radii, p0s, parts, tol, memory_limit, window, small, pool)
+            pools = (pool, aside)
+            search = Search(executor, source, radii, p0s, parts, tol, memory_limit, window, small, pools)
             search.journal = journal
             iterations = search.solve(on_iteration)
+            search.wait()
             if journal is not None:
                 journal.save()
             points = search.evaluated(grid, threshold, k)
     finally:
+        aside.shutdown(cancel_futures=True)
         executor.everywhere(forget_run, source.run)
     return Tuned(tuple(points), score, search.passes, iterations)
 
@@ -255,9 +257,11 @@ class Search:
         memory_limit: int,
         window: int,
         small: bool,
-        pool: ThreadPoolExecutor,
+        pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor],
     ) -> None:
-        self.executor, self.source, self.pool, self.small = executor, source, pool, small
+        self.executor, self.source, self.small = executor, source, small
+        self.pool, self.aside = pools
+        self.under_way: list[Future[None]] = []  # paths that read no more, which are solved meanwhile
         self.rows_read = 0
         data = source.data
         self.folds: list[Fold | None] = [*folds] or [None]
@@ -298,17 +302,23 @@ class Search:
             left = sum(len(path.unsolved) for path in self.paths)
             if on_iteration is not None:
                 on_iteration(iteration, self.passes, total - left, total)
-            grown = [path for path in self.paths if path.unsolved]
+            grown = self.unsolved
             if not grown:
                 return iteration
             self.read(grown, [path.problem.request(None) for path in grown])
             list(self.pool.map(Path.correct, grown))
+        left = sum(len(path.unsolved) for path in self.unsolved)
         warnings.warn(
             f"{left} of {total} points are not solved to the tolerance after {MAX_ITERATIONS} iterations: "
             "their relative gaps are in the table; raise the tolerance or the memory limit",
             stacklevel=3,
         )
         return MAX_ITERATIONS
+
+    @property
+    def unsolved(self) -> list[Path]:
+        """The paths that go on reading X."""
+        return [path for path in self.paths if path.unsolved and not isinstance(path, PlainPath)]
 
     @property
     def by_fold(self) -> list[list[Path]]:
@@ -324,16 +334,27 @@ class Search:
         bounds: list[GapBound | None] = [None for _ in firsts]
         if self.small:
             bounds = list(self.pool.map(_bound_of, firsts, sums))
-        every = [
-            (path, bound, own)
-            for paths, bound, own in zip(self.by_fold, bounds, sums, strict=True)
-            for path in paths
-        ]
-        list(self.pool.map(_begin, *zip(*every, strict=True)))
+        others = []
+        for paths, bound, own in zip(self.by_fold, bounds, sums, strict=True):
+            for path in paths:
+                path.bound = bound
+                if isinstance(path, PlainPath):
+                    solving = self.aside.submit(path.solve_all, own["square"], own["cross"])
+                    self.under_way.append(solving)
+                else:
+                    others.append((path, own["cross"]))
+        list(self.pool.map(lambda pair: pair[0].begin(pair[1]), others))
+        if self.journal is not None:  # whose states have these paths solved
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the paths that are solved meanwhile."""
+        for future in self.under_way:
+            future.result()
 
     def look(self) -> None:
         """One read: the gradient at every point that is not solved."""
-        paths = [path for path in self.paths if path.unsolved]
+        paths = self.unsolved
         results = self.read(paths, [path.request() for path in paths])
         list(self.pool.map(lambda pair: pair[0].look(pair[1]), zip(paths, results, strict=True)))
 
@@ -403,14 +424,6 @@ class Search:
 
 def _bound_of(path: Path, sums: Partial) -> GapBound:
     return GapBound(sums["square"], path.problem.n_rows, path.problem.source.dtype)
-
-
-def _begin(path: Path, bound: GapBound | None, sums: Partial) -> None:
-    path.bound = bound
-    if isinstance(path, PlainPath):
-        path.solve_all(sums["square"], sums["cross"])
-    else:
-        path.begin(sums["cross"])
 
 
 def _count_labels(block: RowBlock, sources: tuple[BlockSource, ...]) -> Partial:
