@@ -21,7 +21,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import scipy.linalg
 
 __all__ = ["GapBound"]
 
@@ -32,6 +31,8 @@ NEAR = 0.5
 #: Added to the diagonal of X^T X, as a share of its mean; what that changes is counted in the gap. It is at
 #: least so many roundings of the sum of the diagonal, so that what they did to X^T X is small beside it.
 RIDGE, ROUNDINGS = 1e-9, 100
+#: Rows of a triangular system that are solved at a time.
+SOLVED_ROWS = 64
 
 
 class GapBound:
@@ -60,17 +61,15 @@ class GapBound:
         self.n_rows = n_rows
         share = max(RIDGE / max(len(square), 1), ROUNDINGS * float(np.finfo(dtype).eps))
         self.ridge = share * float(np.trace(square))
-        #: Inverse of the Cholesky factor: SciPy's triangular solve would hold the interpreter lock.
-        self.inverse: Array = np.zeros((0, 0))
+        self.factor: Array = np.zeros((0, 0))
         if self.ridge > 0:
-            factor = np.linalg.cholesky(square + self.ridge * np.eye(len(square)))
-            self.inverse, _ = scipy.linalg.lapack.dtrtri(factor, lower=1)
+            self.factor = np.linalg.cholesky(square + self.ridge * np.eye(len(square)))
 
     @classmethod
-    def restored(cls, n_rows: int, inverse: Array, ridge: float) -> GapBound:
+    def restored(cls, n_rows: int, factor: Array, ridge: float) -> GapBound:
         """Make one from what another held."""
         bound = cls(np.zeros((0, 0)), n_rows)
-        bound.inverse, bound.ridge = inverse, float(ridge)
+        bound.factor, bound.ridge = factor, float(ridge)
         return bound
 
     def gap_at(
@@ -111,12 +110,12 @@ class GapBound:
         plain = max(slope + radius * largest, 0.0)
         expected = np.zeros(values.size)
         least_weight = min(p0, 1 - p0)
-        if not (largest and least_weight > 0 and self.inverse.size):
+        if not (largest and least_weight > 0 and self.factor.size):
             return plain, expected
         near = values > NEAR * largest
         rest = float(values[~near].max(initial=0.0))
         left, values, overlaps = left[:, near], values[near], overlaps[near]
-        solved = self.inverse @ left
+        solved = _solve_lower(self.factor, left)
         inverses = np.einsum("ij,ij->j", solved, solved)
         costs = self.n_rows / (4 * least_weight) * inverses
         # Down to the level where as much is gained from the largest value as is lost: a sum over those whose
@@ -134,3 +133,13 @@ class GapBound:
         tight = slope + float(overlaps @ changes) + radius * (level + 2 * missed) + float(costs @ changes**2)
         expected[near] = np.maximum(overlaps + 2 * costs * (values - level), 0.0)
         return max(min(plain, tight), 0.0), expected
+
+
+def _solve_lower(factor: Array, right: Array) -> Array:
+    """Solve a lower triangular system by blocks: SciPy's solver would keep other threads from running."""
+    out = right.copy()
+    for first in range(0, len(factor), SOLVED_ROWS):
+        rows = slice(first, first + SOLVED_ROWS)
+        rest = out[rows] - factor[rows, :first] @ out[:first]
+        out[rows] = np.linalg.solve(factor[rows, rows], rest)
+    return out

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["restore_run", "restore_search", "run_state", "search_state"]
 
 _NUMBERS = ("iteration", "curvature", "certify_below", "floor", "estimate", "truncated")
-BOUND = ("inverse", "ridge")
+BOUND = ("factor", "ridge")
 _ARRAYS = ("mt", "last_right")
 
 
@@ -73,10 +73,10 @@ def bound_state(bound: GapBound) -> Values:
 
 def restored_bound(problem: Problem, state: Values) -> GapBound | None:
     """Make the bound of a problem again, if the state has one."""
-    if state.get("inverse") is None:
+    if state.get("factor") is None:
         return None
-    if state["inverse"].shape != 2 * (problem.n_features,):
-        raise DataError(f"the bound in the checkpoint is not of {problem.n_features} features")
+    if state["factor"].shape != 2 * (problem.n_features,):
+        raise DataError(f"the factor in the checkpoint is not of {problem.n_features} features")
     return GapBound.restored(problem.n_rows, **{name: state[name] for name in BOUND})
 
 
