@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GapBound"]
+__all__ = ["GapBound", "ridge"]
 
 Array = npt.NDArray[Any]
 
@@ -59,8 +59,7 @@ class GapBound:
 
     def __init__(self, square: Array, n_rows: int, dtype: str = "float64") -> None:
         self.n_rows = n_rows
-        share = max(RIDGE / max(len(square), 1), ROUNDINGS * float(np.finfo(dtype).eps))
-        self.ridge = share * float(np.trace(square))
+        self.ridge = ridge(square, dtype)
         self.factor: Array = np.zeros((0, 0))
         if self.ridge > 0:
             self.factor = np.linalg.cholesky(square + self.ridge * np.eye(len(square)))
@@ -133,6 +132,12 @@ class GapBound:
         tight = slope + float(overlaps @ changes) + radius * (level + 2 * missed) + float(costs @ changes**2)
         expected[near] = np.maximum(overlaps + 2 * costs * (values - level), 0.0)
         return max(min(plain, tight), 0.0), expected
+
+
+def ridge(square: Array, dtype: str) -> float:
+    """What is added to the diagonal of X^T X before its inverse is used."""
+    share = max(RIDGE / max(len(square), 1), ROUNDINGS * float(np.finfo(dtype).eps))
+    return share * float(np.trace(square))
 
 
 def _solve_lower(factor: Array, right: Array) -> Array:

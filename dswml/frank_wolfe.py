@@ -29,6 +29,7 @@ from .duality import GapBound
 from .errors import ClusterError, UsageError
 from .executor import HomesLostError
 from .label_sums import plan_directions
+from .least_squares import LeastSquares
 from .oracle import Answer
 from .problem import Problem
 from .shards import shards_nbytes
@@ -172,6 +173,7 @@ class Run:
             and has_square(problem.n_features, problem.n_labels, sparse)
         )
         self.bound: GapBound | None = None
+        self.known_gap = math.inf
         if options.step == "corrective":
             self.cap, place = plan_directions(
                 problem.n_rows, problem.n_features, problem.label_counts, options.memory_limit
@@ -183,6 +185,10 @@ class Run:
             light_rows, summed = 0, problem.n_labels
             no_positives = np.zeros_like(problem.label_counts)
             self.cap, _ = plan_directions(0, problem.n_features, no_positives, options.memory_limit)
+        # Uniform weights where X^T X is known need no directions, unless there are to be so many at a time.
+        self.at_once = (
+            self.tight and problem.p0 == 0.5 and options.block_size is None and self.cap >= problem.n_features
+        )
         # New directions come with X^T Z', sums over rows of labels and, once in all, light rows of Z'.
         entries = problem.n_features + int(summed) + light_rows // 4
         self.summed_grams = 0 if options.step != "corrective" or problem.p0 == 0.5 else int(summed)
@@ -250,7 +256,7 @@ class Run:
             return "INTERRUPTED"
         if record.iteration >= options.max_iter:
             return "MAXITER"
-        if self.passes_left() < self.passes_ahead:
+        if self.problem.known is None and self.passes_left() < self.passes_ahead:
             return "MAXPASSES"
         limit = options.time_limit if self.problem.journal is None else None  # which stops by itself
         if limit is not None and record.seconds >= limit:
@@ -266,9 +272,9 @@ class Run:
     def linear_oracle(self) -> Answer:
         if self.assemble:
             leading = None if self.options.step == "corrective" else 1
-            asks = self.tight and self.bound is None
+            asks = self.tight and self.bound is None and self.problem.known is None
             answer, square = oracle.assembled(self.problem, self.mt, leading, square=asks)
-            if square is not None:
+            if square is not None and not self.at_once:
                 self.bound = GapBound(square, self.problem.n_rows, self.problem.source.dtype)
             return answer
         width = self.options.block_size or min(MIN_BLOCK + _rank(self.mt), MAX_BLOCK)
@@ -320,8 +326,9 @@ class Run:
             self.certificate = Certificate("curvature", gap, 1.0)
             return gap, True
         if answer.exact:
-            self.certificate = Certificate("assembled", estimate, 1.0)
-            return estimate, True
+            gap = min(estimate, self.known_gap)
+            self.certificate = Certificate("assembled" if gap == estimate else "curvature", gap, 1.0)
+            return gap, True
         self.certificate = None
         if estimate > self.certify_below * self.scale(answer):
             return estimate, False
@@ -402,6 +409,8 @@ class Run:
 
     def corrective(self, answer: Answer, gap: float) -> Array:
         problem = self.problem
+        if self.at_once and problem.known is not None:
+            return self.all_directions(*problem.known)
         if self.assemble:
             multiplier = -answer.slope / problem.radius
             violating = int(np.count_nonzero(answer.values > multiplier))
@@ -422,6 +431,18 @@ class Run:
         )
         self.curvature = corrected.curvature
         return corrected.mt
+
+    def all_directions(self, square: Array, gradient: Array) -> Array:
+        """The solution over all directions where the data are known, and its gap."""
+        problem, options = self.problem, self.options
+        positives, dtype = int(problem.label_counts.sum()), problem.source.dtype
+        plain = LeastSquares(square, -2 * gradient, problem.n_rows, positives, dtype)
+        tol = max(options.tol, 1e-14) / 2**self.iteration  # where the gap is met but for rounding, less
+        _, self.known_gap = plain.solve(problem.radius, tol, self.floor)
+        u, mt = plain.factors()
+        if problem.append(u):
+            problem.sweep(None)
+        return mt @ (u.T @ problem.basis)
 
     def shards(self, place: Array) -> int:
         """Bytes of the label side if the workers are to hold it, else 0.

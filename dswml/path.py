@@ -23,6 +23,8 @@ Array = npt.NDArray[Any]
 #: A path forgets the directions that its solutions do not use once these are a share of NEEDED: with a
 #: weight below NEGLIGIBLE of the largest, a direction is not used.
 NEGLIGIBLE = 1e-3
+#: Below this it is rounding.
+NOTHING = 1e-7
 NEEDED = 0.9
 #: A small problem is solved to INNER of what its basis lacked at the last look, but to ROUGHEST of F at
 #: least and not beyond FINEST of the tolerance.
@@ -49,7 +51,9 @@ class Point:
 
     def compact(self) -> tuple[Array, Array]:
         """Rotation of the basis (r x k) and M^T (L x k) of the point's own rank k."""
-        return compact(self.mt)
+        squares, vectors = np.linalg.eigh(self.mt.T @ self.mt)
+        rotation = vectors[:, squares > NOTHING**2 * squares.max(initial=0.0)]
+        return rotation, self.mt @ rotation
 
     def widen(self, rank: int) -> None:
         """Give directions that came to the basis since a weight of zero."""
@@ -131,7 +135,7 @@ class Path:
             return None
         if point.excess <= FINEST * self.tol * scale:
             return None
-        return lacked(left, expected)
+        return _lacked(left, expected)
 
     def grow(self, wanted: list[tuple[float, Array]]) -> None:
         """Append what is new in the directions that points want, each with its relative gap."""
@@ -216,18 +220,11 @@ class Path:
         mt = self.on_basis(last)
         if not others:
             return mt
-        ahead = step_ahead(others[-1].radius, last.radius, point.radius)
+        ahead = _step_ahead(others[-1].radius, last.radius, point.radius)
         return project_nuclear(mt + ahead * (mt - self.on_basis(others[-1])), point.radius)
 
 
-def compact(mt: Array, least: float = 1e-7) -> tuple[Array, Array]:
-    """Rotation of the basis (r x k) and M^T (L x k) without the directions of hardly any weight."""
-    squares, vectors = np.linalg.eigh(mt.T @ mt)
-    rotation = vectors[:, squares > least**2 * squares.max(initial=0.0)]
-    return rotation, mt @ rotation
-
-
-def lacked(left: Array, expected: Array) -> Array:
+def _lacked(left: Array, expected: Array) -> Array:
     """Columns that the solution is expected to have a weight in, or the leading ones where these are few."""
     wanted = np.flatnonzero(expected > 0)
     if wanted.size < FEWEST:
@@ -235,6 +232,6 @@ def lacked(left: Array, expected: Array) -> Array:
     return left[:, wanted]
 
 
-def step_ahead(before: float, last: float, radius: float) -> float:
+def _step_ahead(before: float, last: float, radius: float) -> float:
     """How far to go on from two radii to the next, in units of the step between them, but not too far."""
     return min((radius - last) / (last - before), 1.0) if last > before else 0.0

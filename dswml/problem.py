@@ -80,6 +80,8 @@ class Problem:
         self._worker_place: Array | None = None
         self.pieces: list[Shared] = []
         self.pending = 0
+        # X^T X and the data part of the gradient, once one read has brought all there is to know.
+        self.known: tuple[Array, Array] | None = None
 
     @property
     def passes(self) -> int:
@@ -145,15 +147,37 @@ class Problem:
         return int(new.shape[1])
 
     def sweep(self, mt: Array | None, **request: Any) -> Partial:
-        """Read the data once, with W = U M or 0; see `Sweep` for what can be asked for."""
+        """Read the data once, with W = U M or 0; see `Sweep` for what can be asked for.
+
+        With p0 = 1/2 the residual at the active entries does not depend on W, so that a gradient and X^T X
+        answer all that the corrective step asks for without another read.
+        """
         asked = self.request(mt, **request)
-        if self.journal is None:
+        if self.known is not None:
+            result = self._answer(mt, *self.known)
+        elif self.journal is None:
             result = self._read(asked)
         else:
             result = self.journal.through([asked], self.pieces, lambda: self._read(asked))
         self.rows_read += int(result["rows_read"])
         self.absorb(result)
+        if self.p0 == 0.5 and asked.square and asked.assemble:
+            self.known = result["square"], result["gradient"]
         return result
+
+    def _answer(self, mt: Array | None, square: Array, gradient: Array) -> Partial:
+        """What a read would bring; R is -1/2 at all active entries, so ``gradient`` is -Y^T X / 2."""
+        assert self.statistics is not None
+        active = 0.0 if mt is None else float(np.vdot(mt, self.statistics.positives[:, : mt.shape[1]]))
+        new = self.basis[:, self.rank - self.pending :]
+        return {
+            "loss": np.array(float(self.label_counts.sum()) / 2 - active),
+            "slope": np.array(-active / 2),
+            "gradient": gradient,
+            "moment": square @ new,
+            "positives": -2 * (gradient @ new),
+            "rows_read": np.array(0),
+        }
 
     def _read(self, request: Sweep) -> Partial:
         blocks = self.source.data.blocks

@@ -43,6 +43,8 @@ def problem_state(problem: Problem) -> Values:
     }
     if problem.statistics is not None:
         state |= {f"statistics {name}": value for name, value in problem.statistics.state().items()}
+    if problem.known is not None:
+        state["known square"], state["known gradient"] = problem.known
     return state
 
 
@@ -54,6 +56,11 @@ def restore_problem(problem: Problem, state: Values) -> None:
         ranks.add(state["statistics g0"].shape[1] + state["pending"])
     if len(ranks) > 1 or {len(state["basis"]), len(state["moment"])} != {n_features}:
         raise DataError(f"the parts of the checkpoint do not belong together (ranks {sorted(ranks)})")
+    if "known square" in state:
+        square, gradient = state["known square"], state["known gradient"]
+        if square.shape != (n_features, n_features) or gradient.shape != (n_labels, n_features):
+            raise DataError(f"the sums in the checkpoint are not of {n_features} features, {n_labels} labels")
+        problem.known = square, gradient
     problem.rows_read, problem.pending = state["rows_read"], state["pending"]
     problem.basis, problem.moment = state["basis"], state["moment"]
     ends = np.cumsum(state["pieces"])[:-1]

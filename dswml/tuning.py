@@ -332,7 +332,7 @@ class Search:
         requests = [path.problem.request(None, square=self.small, cross=True) for path in firsts]
         sums = self.read(firsts, requests)
         bounds: list[GapBound | None] = [None for _ in firsts]
-        if self.small:
+        if self.small and not all(isinstance(path, PlainPath) for path in self.paths):
             bounds = list(self.pool.map(_bound_of, firsts, sums))
         others = []
         for paths, bound, own in zip(self.by_fold, bounds, sums, strict=True):

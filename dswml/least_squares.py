@@ -1,0 +1,131 @@
+"""Least squares over the nuclear ball, from X^T X and X^T Y alone: what uniform weights come to.
+
+With p0 = 1/2 the objective is
+
+    2 N F(W) = tr(W^T G W) - 2 tr(B^T W) + nnz(Y),    G = X^T X, B = X^T Y,
+
+so where D is small one read of the data serves all radii: what follows here reads nothing. In the
+eigenvectors of G a step of the alternating direction method is a division and a projection onto the ball. The
+condition of G does not matter to it, and ten to twenty steps do.
+
+What the projection takes away, U, is normal to the ball at the Z that it leaves: <U, V - Z> <= 0 for all V in
+the ball. So with E = grad F(Z) + penalty / N * U the bound of `dswml.duality` has no linear term, and
+
+    gap = N / 2 * tr(E^T G^+ E)
+
+is at hand after every step for the price of a sum of squares.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .corrective import shrinking_factors
+from .duality import ridge
+
+__all__ = ["LeastSquares"]
+
+Array = npt.NDArray[Any]
+
+#: Steps at most, and after how many the penalty is balanced for the first time; then after twice as many.
+MAX_STEPS = 2000
+FIRST_BALANCE = 5
+#: A step goes so much beyond the free minimum, which saves a third of the steps.
+RELAXATION = 1.7
+
+
+class LeastSquares:
+    """Uniform weights on some rows; a radius begins where the one before it ended.
+
+    Parameters
+    ----------
+    square : ndarray (D, D)
+        X^T X.
+    cross : ndarray (L, D)
+        Y^T X.
+    n_rows, positives : int
+        N and nnz(Y).
+    dtype : str
+        Type in which the products were made.
+
+    Examples
+    --------
+    One feature with X^T X = 1 and one label with X^T Y = 1: F(w) = (w - 1)^2 / 2.
+
+    >>> one = np.ones((1, 1))
+    >>> problem = LeastSquares(one, one, n_rows=1, positives=1)
+    >>> objective, gap = problem.solve(radius=0.5, tol=1e-6)
+    >>> round(objective, 6), bool(gap <= 1e-6 * objective)
+    (0.125, True)
+    >>> u, mt = problem.factors()
+    >>> (u @ mt.T).round(6)
+    array([[0.5]])
+    """
+
+    def __init__(
+        self, square: Array, cross: Array, n_rows: int, positives: int, dtype: str = "float64"
+    ) -> None:
+        self.n_rows, self.positives = n_rows, positives
+        self.ridge = ridge(square, dtype)
+        values, self.vectors = np.linalg.eigh(square)
+        self.values = np.maximum(values, 0)
+        # No W has right vectors outside the row space of B, so labels are replaced by a basis of that.
+        turned = cross @ self.vectors
+        self.frame: Array | None = None
+        if len(cross) > len(square):
+            self.frame, turned = np.linalg.qr(turned)
+        self.turned: Array = turned
+        self.z = np.zeros_like(self.turned)
+        self.taken = np.zeros_like(self.turned)
+        self.rank = 0
+        curved = self.values[self.values > 1e-12 * self.values[-1]]
+        self.penalty = float(np.sqrt(self.values[-1] * np.median(curved))) if curved.size else 1.0
+
+    def solve(self, radius: float, tol: float, floor: float = 0.0) -> tuple[float, float]:
+        """Minimise to a gap of ``tol`` times F, or ``floor`` where that is more; return F and the gap."""
+        balance = FIRST_BALANCE
+        for step in range(1, MAX_STEPS + 1):
+            free = self.turned + self.penalty * (self.z - self.taken)
+            free /= self.values + self.penalty
+            ahead = RELAXATION * free + (1 - RELAXATION) * self.z + self.taken
+            factors = shrinking_factors(ahead @ ahead.T, radius)
+            before, self.z = self.z, ahead if factors is None else factors[0] @ (factors[1] @ ahead)
+            self.rank = len(self.z) if factors is None else factors[0].shape[1]
+            self.taken = ahead - self.z
+            objective, gap = self._look(radius)
+            if gap <= tol * max(objective, floor):
+                break
+            if step == balance:
+                balance *= 2
+                apart, moved = (float(np.linalg.norm(self.z - other)) for other in (free, before))
+                factor = float(np.clip(apart / max(moved, 1e-300), 0.2, 5.0))
+                self.penalty, self.taken = self.penalty * factor, self.taken / factor
+        return objective, gap
+
+    def _look(self, radius: float) -> tuple[float, float]:
+        """F at Z, and the gap."""
+        change = self.z * self.values
+        change -= self.turned
+        slope, overlap = float(np.vdot(self.z, change)), float(np.vdot(self.z, self.turned))
+        change += self.penalty * self.taken  # N E
+        change *= change
+        squares = change.sum(axis=0)
+        inverse = 1 / np.maximum(self.values + self.ridge, np.finfo(float).tiny)
+        # E lacks the ridge's part of it, of which W and the best V meet at most its norm.
+        missed = float(np.sqrt(squares @ (self.ridge * inverse) ** 2))
+        gap = (float(squares @ inverse) / 2 + 2 * radius * missed) / self.n_rows
+        return (slope + self.positives - overlap) / (2 * self.n_rows), gap
+
+    def factors(self) -> tuple[Array, Array]:
+        """U (D x k) and M^T (L x k) of the last solution W = U M."""
+        squares, left = np.linalg.eigh(self.z @ self.z.T)
+        kept = slice(len(self.z) - self.rank if squares[-1] > 0 else len(self.z), None)
+        # Where these are off by rounding the product of the factors is not.
+        sizes = np.sqrt(np.maximum(squares[kept], np.finfo(float).eps * squares[-1]))
+        left = left[:, kept]
+        u = self.vectors @ ((left.T @ self.z) / sizes[:, None]).T
+        mt = left * sizes
+        return u, mt if self.frame is None else self.frame @ mt

@@ -1,0 +1,98 @@
+"""Least squares over the ball: gaps that hold after every step, and solutions against an independent one."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from training_cases import objective, optimum, planted
+
+from dswml import least_squares
+from dswml.executor import InProcessExecutor
+from dswml.frank_wolfe import Options
+from dswml.least_squares import LeastSquares
+from dswml.sources import as_dataset
+from dswml.training import Parameters, train
+
+Array = NDArray[np.float64]
+
+
+def dense_problem(x: Array, y: Array) -> LeastSquares:
+    return LeastSquares(x.T @ x, y.T @ x, len(x), int(y.sum()))
+
+
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from([(60, 8, 5), (60, 5, 9), (10, 12, 4)]),
+    st.sampled_from([0.1, 1.0, 5.0, 1e3]),
+    st.integers(1, 40),
+)
+def test_the_gap_lies_between_the_error_and_ten_thousand_times_it_after_every_step(
+    seed: int, shape: tuple[int, int, int], radius: float, steps: int
+) -> None:
+    n, d, labels = shape
+    rng = np.random.default_rng(seed)
+    x = rng.normal(size=(n, d))
+    x[:, -1] = x[:, 0]  # X^T X has no inverse
+    y = (rng.random((n, labels)) < 0.2).astype(float)
+    y[0, 0] = 1.0
+    problem = dense_problem(x, y)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(least_squares, "MAX_STEPS", steps)
+        found, gap = problem.solve(radius, tol=0.0)
+    u, mt = problem.factors()
+    w = u @ mt.T
+    assert np.linalg.svd(w, compute_uv=False).sum() <= radius * (1 + 1e-9)
+    assert found == pytest.approx(objective(x, y, w, 0.5), rel=1e-9)
+    best = dense_problem(x, y)
+    least, _ = best.solve(radius, tol=1e-13)
+    error = found - least
+    assert error <= gap + 1e-10 * least
+    assert gap <= 1e4 * max(error, 1e-9 * least)
+
+
+@pytest.mark.parametrize("radius", [0.5, 4.0, 30.0])
+def test_the_solution_is_that_of_an_independent_method(radius: float) -> None:
+    x, y = planted(200, 12, 7)
+    best = optimum(x, y, 0.5, radius)
+    problem = dense_problem(x, y)
+    found, gap = problem.solve(radius, tol=1e-8)
+    assert gap <= 1e-8 * found
+    assert found == pytest.approx(objective(x, y, best, 0.5), rel=1e-6)
+
+
+def test_a_radius_may_begin_where_another_ended() -> None:
+    x, y = planted(200, 12, 7)
+    along = dense_problem(x, y)
+    for radius in (0.5, 2.0, 8.0, 1.0):
+        there, _ = along.solve(radius, tol=1e-9)
+        alone, _ = dense_problem(x, y).solve(radius, tol=1e-9)
+        assert there == pytest.approx(alone, rel=1e-8)
+
+
+def test_features_without_entries_and_data_without_labels() -> None:
+    x = np.zeros((5, 3))
+    y = np.zeros((5, 2))
+    problem = dense_problem(x, y)
+    assert problem.solve(1.0, tol=1e-6) == (0.0, 0.0)
+    u, mt = problem.factors()
+    assert (u.shape, mt.shape) == ((3, 0), (2, 0))
+
+
+def test_training_takes_one_read_unless_directions_are_counted() -> None:
+    x, y = planted(400, 30, 20)
+    with InProcessExecutor(2) as executor:
+
+        def fit(**options: int) -> tuple[int, float, float]:
+            parameters = Parameters(8.0, weights="uniform", options=Options(tol=1e-6, **options))  # type: ignore[arg-type]
+            _, solution = train(as_dataset(x, y), parameters, executor)
+            assert solution.status == "OPTIMAL"
+            return solution.passes, solution.iterations, solution.objective
+
+        one, few, found = fit()
+        also_one, more, same = fit(block_size=3)
+    assert (one, also_one) == (1, 1)
+    assert few <= 3 < more
+    assert found == pytest.approx(same, rel=3e-6)
