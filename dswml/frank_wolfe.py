@@ -321,12 +321,13 @@ class Run:
     def gap(self, answer: Answer) -> tuple[float, bool]:
         """The gap, and whether it is certified; the costly certificate waits until it can succeed."""
         self.estimate = estimate = answer.gap(self.problem.radius)
+        known_gap, self.known_gap = self.known_gap, math.inf
         if self.bound is not None:
-            gap = self.tight_gap(self.bound, answer)
+            gap = min(self.tight_gap(self.bound, answer), known_gap)
             self.certificate = Certificate("curvature", gap, 1.0)
             return gap, True
         if answer.exact:
-            gap = min(estimate, self.known_gap)
+            gap = min(estimate, known_gap)
             self.certificate = Certificate("assembled" if gap == estimate else "curvature", gap, 1.0)
             return gap, True
         self.certificate = None
@@ -437,8 +438,11 @@ class Run:
         problem, options = self.problem, self.options
         positives, dtype = int(problem.label_counts.sum()), problem.source.dtype
         plain = LeastSquares(square, -2 * gradient, problem.n_rows, positives, dtype)
-        tol = max(options.tol, 1e-14) / 2**self.iteration  # where the gap is met but for rounding, less
-        _, self.known_gap = plain.solve(problem.radius, tol, self.floor)
+        tol = max(options.tol, 1e-14)
+        objective, self.known_gap = plain.solve(problem.radius, tol, self.floor)
+        if self.known_gap > tol * max(objective, self.floor):  # not again, but direction by direction
+            self.at_once = False
+            self.bound = GapBound(square, problem.n_rows, dtype)
         u, mt = plain.factors()
         if problem.append(u):
             problem.sweep(None)

@@ -111,7 +111,7 @@ def test_a_run_stopped_after_every_read_and_iteration_ends_with_the_same_bits(
             break
         except StoppedEarlyError:
             stops += 1
-    assert stops >= len(undisturbed.history) - 1
+    assert stops >= min(len(undisturbed.history) - 1, undisturbed.passes)
     if name == "exponential line-search":  # its scores are made again, which takes a read
         assert solution.passes > undisturbed.passes
         solution, undisturbed = without_passes(solution), without_passes(undisturbed)

@@ -29,7 +29,7 @@ def dense_problem(x: Array, y: Array) -> LeastSquares:
     st.sampled_from([0.1, 1.0, 5.0, 1e3]),
     st.integers(1, 40),
 )
-def test_the_gap_lies_between_the_error_and_ten_thousand_times_it_after_every_step(
+def test_the_gap_is_no_less_than_the_error_after_every_step(
     seed: int, shape: tuple[int, int, int], radius: float, steps: int
 ) -> None:
     n, d, labels = shape
@@ -50,7 +50,6 @@ def test_the_gap_lies_between_the_error_and_ten_thousand_times_it_after_every_st
     least, _ = best.solve(radius, tol=1e-13)
     error = found - least
     assert error <= gap + 1e-10 * least
-    assert gap <= 1e4 * max(error, 1e-9 * least)
 
 
 @pytest.mark.parametrize("radius", [0.5, 4.0, 30.0])
@@ -70,6 +69,27 @@ def test_a_radius_may_begin_where_another_ended() -> None:
         there, _ = along.solve(radius, tol=1e-9)
         alone, _ = dense_problem(x, y).solve(radius, tol=1e-9)
         assert there == pytest.approx(alone, rel=1e-8)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.9, 2.0])
+@pytest.mark.parametrize("kind", ["scales", "nearly equal columns"])
+def test_eigenvalues_of_all_sizes_are_solved_too(kind: str, share: float) -> None:
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(300, 10))
+    x = (
+        x * np.logspace(-3, 3, 10)
+        if kind == "scales"
+        else np.hstack([x, x + 1e-4 * rng.normal(size=x.shape)])
+    )
+    y = (rng.random((300, 6)) < 0.2).astype(np.int64)
+    radius = share * float(np.linalg.svd(np.linalg.lstsq(x, y, rcond=None)[0], compute_uv=False).sum())
+    with InProcessExecutor(1) as executor:
+        parameters = Parameters(radius, weights="uniform", options=Options(tol=1e-3))
+        _, solution = train(as_dataset(x, y), parameters, executor)
+    assert (solution.status, solution.passes) == ("OPTIMAL", 1)
+    w = solution.u @ solution.m
+    assert np.linalg.svd(w, compute_uv=False).sum() <= radius * (1 + 1e-9)
+    assert solution.objective == pytest.approx(objective(x, y, w, 0.5), rel=1e-6)
 
 
 def test_features_without_entries_and_data_without_labels() -> None:

@@ -24,20 +24,24 @@ from dswml.sources import as_dataset
 from dswml.training import Parameters, train
 
 KS = (1, 3, 5)
-#: Settings of every program that are tried. Of dswml these are the radius, p0, and the weight of one row for
-#: every feature that has no label: such rows shrink W as Ridge's penalty does.
+#: Settings of every program that are tried. Of dswml these are the radius, p0, the weight of one row for
+#: every feature that has no label, as a share of the mean of X^T X's diagonal (such rows shrink W as Ridge's
+#: penalty does), and whether it sees how long rows were (see `with_lengths`).
 GRID: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "dswml": (
         "dswml",
         [
-            {"radius": radius, "p0": p0, "shrinkage": shrinkage}
-            for radius, p0, shrinkage in (
-                (200.0, 0.1, 0.0),
-                (200.0, 0.25, 0.0),
-                (400.0, 0.25, 1.0),
-                (400.0, 0.5, 1.0),
-                (600.0, 0.1, 1.0),
-                (600.0, 0.25, 2.0),
+            {"radius": radius, "p0": p0, "shrinkage": shrinkage, "lengths": lengths}
+            for radius, p0, shrinkage, lengths in (
+                (1e4, 0.5, 0.04, False),
+                (1e4, 0.5, 0.1, False),
+                (1e4, 0.5, 0.4, False),
+                (1e4, 0.5, 0.04, True),
+                (1e4, 0.5, 0.1, True),
+                (1e4, 0.5, 0.4, True),
+                (200.0, 0.25, 0.1, True),
+                (400.0, 0.25, 0.4, False),
+                (600.0, 0.1, 0.4, False),
             )
         ],
     ),
@@ -110,18 +114,25 @@ def tuned(name: str, setting: Setting, x: Any, y: Any, test: Any, truth: Any) ->
 
 
 def own(
-    name: str, setting: Setting, matrices: dict[str, Any], radius: float, p0: float, shrinkage: float
+    name: str,
+    setting: Setting,
+    matrices: dict[str, Any],
+    radius: float,
+    p0: float,
+    shrinkage: float,
+    lengths: bool,
 ) -> dict[str, Any]:
     """Run dswml as the other programs are run."""
-    x, test = (with_constant(matrices[key]) for key in ("x", "test"))
+    n_features = (1 + lengths) * matrices["x"].shape[1]
+    with_more = with_lengths if lengths else with_constant
+    x, test = (with_more(matrices[key]) for key in ("x", "test"))
     y = sp.csr_array(matrices["y"])
-    if shrinkage:
-        n_features = matrices["x"].shape[1]
-        rows = sp.hstack([np.sqrt(shrinkage) * sp.eye_array(n_features), sp.csr_array((n_features, 1))])
-        x = sp.csr_array(sp.vstack([x, rows]))
-        y = sp.csr_array(sp.vstack([y, sp.csr_array((n_features, y.shape[1]), dtype=y.dtype)]))
     with InProcessExecutor() as executor:
         begin = time.perf_counter()
+        weight = shrinkage * float(x[:, :n_features].power(2).sum()) / n_features
+        rows = np.sqrt(weight) * sp.eye_array(n_features, x.shape[1])
+        x = sp.csr_array(sp.vstack([x, rows]))
+        y = sp.csr_array(sp.vstack([y, sp.csr_array((n_features, y.shape[1]), dtype=y.dtype)]))
         parameters = Parameters(radius=radius, weights=p0, options=Options(tol=TOL))
         model, _ = train(as_dataset(x, y), parameters, executor)
         trained = time.perf_counter()
@@ -136,6 +147,14 @@ def own(
 def with_constant(x: Any) -> Any:
     """Append the constant column."""
     return sp.csr_array(sp.hstack([x, sp.csr_array(np.full((x.shape[0], 1), INTERCEPT))]))
+
+
+def with_lengths(x: Any) -> Any:
+    """Append the rows as they were before they had length one, halved, and what depends on their length."""
+    counts = np.maximum(np.diff(sp.csr_array(x).indptr), 1)
+    ones = sp.csr_array((np.full(x.nnz, 0.5), x.indices, x.indptr), shape=x.shape)
+    more = np.column_stack([np.log(counts), np.log(counts) ** 2])
+    return with_constant(sp.hstack([x, ones, sp.csr_array(more)]))
 
 
 def run(setting: Setting) -> Result:
@@ -189,8 +208,10 @@ def run(setting: Setting) -> Result:
         _goals(found, name, programs.pop("dswml"), programs)
     found.notes.append(
         "F1 is at the threshold chosen on the training part, F1 at 0.5 and P@k are those of the settings "
-        "chosen for them; the setting, time and size shown are those chosen for F1. dswml has a constant "
-        "column, and where its shrinkage is not 0 a row without labels for every feature."
+        "chosen for them; the setting, time and size shown are those chosen for F1. All are given binary "
+        "features in rows of length one. dswml has a constant column and a row without labels for every "
+        "feature; with lengths, it also sees the rows before they had length one, and the logarithm of the "
+        "number of their features and its square."
     )
     return found
 
@@ -216,15 +237,14 @@ def _goals(found: Result, name: str, own: dict[str, Any], others: dict[str, dict
             at_most=False,
         )
     )
-    rivals = {
-        key: report for key, report in others.items() if report["f1"]["f1"] >= own["f1"]["f1"]
-    } or others
-    fastest = min(report["f1"]["train"] for report in rivals.values())
     found.goals.append(
         Goal(
-            f"{name}: training time / that of the fastest peer"
-            + ("" if rivals is others else " that is at least as good"),
-            own["f1"]["train"] / fastest,
+            f"{name}: training time at F1 no less than a peer's / that peer's, the worst of all",
+            max(
+                min((run["train"] for run in own.values() if run["f1"] >= peer["f1"]["f1"]), default=np.inf)
+                / peer["f1"]["train"]
+                for peer in others.values()
+            ),
             1.0,
         )
     )
