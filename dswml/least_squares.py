@@ -28,7 +28,7 @@ from .duality import ridge
 from .label_sums import Statistics
 from .small_problem import Quadratic
 
-__all__ = ["LeastSquares"]
+__all__ = ["LeastSquares", "step_ahead"]
 
 Array = npt.NDArray[Any]
 
@@ -40,7 +40,7 @@ RELAXATION = 1.7
 
 
 class LeastSquares:
-    """Uniform weights on some rows; a radius begins where the one before it ended.
+    """Uniform weights on some rows; a radius begins where those before it lead to expect its solution.
 
     Parameters
     ----------
@@ -83,6 +83,7 @@ class LeastSquares:
         self.z = np.zeros_like(self.turned)
         self.taken = np.zeros_like(self.turned)
         self.rank = 0
+        self._behind: list[tuple[float, Array]] = []
         curved = self.values[self.values > 1e-12 * self.values[-1]]
         self.penalty = float(np.sqrt(self.values[-1] * np.median(curved))) if curved.size else 1.0
         self.inverse = 1 / np.maximum(self.values + self.ridge, np.finfo(float).tiny)
@@ -92,6 +93,14 @@ class LeastSquares:
 
     def solve(self, radius: float, tol: float, floor: float = 0.0) -> tuple[float, float]:
         """Minimise to a gap of ``tol`` times F, or ``floor`` where that is more; return F and the gap."""
+        if len(self._behind) == 2:
+            (before, old), (last, new) = self._behind
+            self.z = new + step_ahead(before, last, radius) * (new - old)
+        found = self._solve(radius, tol, floor)
+        self._behind = [*self._behind[-1:], (radius, self.z)]
+        return found
+
+    def _solve(self, radius: float, tol: float, floor: float) -> tuple[float, float]:
         if radius >= self.free_norm:  # the ball does not bind
             self.z, self.taken, self.rank = self.free, np.zeros_like(self.free), len(self.free)
             objective, gap = self._look(radius)
@@ -152,3 +161,8 @@ class LeastSquares:
         u = self.vectors @ ((left.T @ self.z) / sizes[:, None]).T
         mt = left * sizes
         return u, mt if self.frame is None else self.frame @ mt
+
+
+def step_ahead(before: float, last: float, radius: float) -> float:
+    """How far to go on from two radii to the next, in units of the step between them, but not too far."""
+    return min((radius - last) / (last - before), 1.0) if last > before else 0.0

@@ -12,6 +12,7 @@ from . import oracle
 from .corrective import project_nuclear, solve
 from .duality import GapBound
 from .frank_wolfe import MAX_BLOCK, MIN_BLOCK, OBJECTIVE_FLOOR
+from .least_squares import step_ahead
 from .problem import Problem
 from .small_problem import Quadratic
 from .sweep import Partial, Sweep
@@ -220,7 +221,7 @@ class Path:
         mt = self.on_basis(last)
         if not others:
             return mt
-        ahead = _step_ahead(others[-1].radius, last.radius, point.radius)
+        ahead = step_ahead(others[-1].radius, last.radius, point.radius)
         return project_nuclear(mt + ahead * (mt - self.on_basis(others[-1])), point.radius)
 
 
@@ -230,8 +231,3 @@ def _lacked(left: Array, expected: Array) -> Array:
     if wanted.size < FEWEST:
         wanted = np.arange(min(FEWEST, left.shape[1]))
     return left[:, wanted]
-
-
-def _step_ahead(before: float, last: float, radius: float) -> float:
-    """How far to go on from two radii to the next, in units of the step between them, but not too far."""
-    return min((radius - last) / (last - before), 1.0) if last > before else 0.0
