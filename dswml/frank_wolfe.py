@@ -443,10 +443,8 @@ class Run:
         if self.known_gap > tol * max(objective, self.floor):  # not again, but direction by direction
             self.at_once = False
             self.bound = GapBound(square, problem.n_rows, dtype)
-        u, mt = plain.factors()
-        if problem.append(u):
-            problem.sweep(None)
-        return mt @ (u.T @ problem.basis)
+        problem.append_all()
+        return plain.solution()
 
     def shards(self, place: Array) -> int:
         """Bytes of the label side if the workers are to hold it, else 0.

@@ -149,6 +149,11 @@ class Statistics:
         self.widths = [*self.widths, columns.shape[1]]
         self.g0 = _bordered(self.g0[None], columns[None])[0]
 
+    def renew(self, g0: Array, positives: Array) -> None:
+        """Replace all sums by those of another basis, where the C_l are not held."""
+        self._empty()
+        self.append(g0, positives)
+
     def rotate(self, rotation: Array) -> None:
         """Replace the basis U by ``U @ rotation`` (r x r', orthonormal columns)."""
         summed = slice(self._summed.size)

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import scipy.linalg
 
 from .corrective import shrinking_factors, solve
 from .duality import ridge
@@ -70,42 +71,68 @@ class LeastSquares:
     def __init__(
         self, square: Array, cross: Array, n_rows: int, positives: int, dtype: str = "float64"
     ) -> None:
-        self.n_rows, self.positives = n_rows, positives
-        self.ridge = ridge(square, dtype)
-        values, self.vectors = np.linalg.eigh(square)
-        self.values = np.maximum(values, 0)
+        self.n_rows, self.positives, self.square = n_rows, positives, square
         # No W has right vectors outside the row space of B, so labels are replaced by a basis of that.
-        turned = cross @ self.vectors
         self.frame: Array | None = None
         if len(cross) > len(square):
-            self.frame, turned = np.linalg.qr(turned)
-        self.turned: Array = turned
-        self.z = np.zeros_like(self.turned)
-        self.taken = np.zeros_like(self.turned)
+            self.frame, cross = np.linalg.qr(cross)
+        self.cross: Array = cross
+        self.ridge = ridge(square, dtype)
+        # The eigenvectors, and B^T in them, once the ball is known to bind.
+        self.vectors: Array | None = None
+        self.z = self.free = np.zeros_like(cross)
         self.rank = 0
+        self.free_norm = 0.0
         self._behind: list[tuple[float, Array]] = []
-        curved = self.values[self.values > 1e-12 * self.values[-1]]
-        self.penalty = float(np.sqrt(self.values[-1] * np.median(curved))) if curved.size else 1.0
-        self.inverse = 1 / np.maximum(self.values + self.ridge, np.finfo(float).tiny)
-        self.free = self.turned * self.inverse
+        if self.ridge > 0:
+            self._find_free()
+
+    def _find_free(self) -> None:
+        """Minimise F without the ball; find its nuclear norm."""
+        factor = np.linalg.cholesky(self.square + self.ridge * np.eye(len(self.square))), True
+        self.free = scipy.linalg.cho_solve(factor, self.cross.T, check_finite=False).T
         squares = np.linalg.eigvalsh(self.free @ self.free.T)
         self.free_norm = float(np.sqrt(np.maximum(squares, 0)).sum())
 
+    def _turn(self) -> None:
+        """Go over to the eigenvectors of G, and begin at W = 0."""
+        values, self.vectors = np.linalg.eigh(self.square)
+        self.values = np.maximum(values, 0)
+        self.inverse = 1 / np.maximum(self.values + self.ridge, np.finfo(float).tiny)
+        self.turned = self.cross @ self.vectors
+        self.z, self.taken = np.zeros_like(self.turned), np.zeros_like(self.turned)
+        curved = self.values[self.values > 1e-12 * self.values[-1]]
+        self.penalty = float(np.sqrt(self.values[-1] * np.median(curved))) if curved.size else 1.0
+
     def solve(self, radius: float, tol: float, floor: float = 0.0) -> tuple[float, float]:
         """Minimise to a gap of ``tol`` times F, or ``floor`` where that is more; return F and the gap."""
+        if radius >= self.free_norm:  # the ball does not bind
+            objective, gap = self._look_free(radius)
+            if gap <= tol * max(objective, floor):
+                self.vectors, self.z, self.rank = None, self.free, len(self.free)
+                return objective, gap
+        if self.vectors is None:
+            self._turn()
+            self._behind = []
         if len(self._behind) == 2:
             (before, old), (last, new) = self._behind
             self.z = new + step_ahead(before, last, radius) * (new - old)
-        found = self._solve(radius, tol, floor)
+        found = self._bound(radius, tol, floor)
         self._behind = [*self._behind[-1:], (radius, self.z)]
         return found
 
-    def _solve(self, radius: float, tol: float, floor: float) -> tuple[float, float]:
-        if radius >= self.free_norm:  # the ball does not bind
-            self.z, self.taken, self.rank = self.free, np.zeros_like(self.free), len(self.free)
-            objective, gap = self._look(radius)
-            if gap <= tol * max(objective, floor):
-                return objective, gap
+    def _look_free(self, radius: float) -> tuple[float, float]:
+        """F and the gap at the free minimum: E is the gradient there, which the ridge leaves."""
+        change = self.free @ self.square
+        change -= self.cross
+        slope, overlap = float(np.vdot(self.free, change)), float(np.vdot(self.free, self.cross))
+        # It is -ridge times the minimum, so that all terms of the gap are of the size of the ridge.
+        size = float(np.linalg.norm(change))
+        gap = (size**2 / max(self.ridge, np.finfo(float).tiny) / 2 + 2 * radius * size) / self.n_rows
+        return (slope + self.positives - overlap) / (2 * self.n_rows), gap
+
+    def _bound(self, radius: float, tol: float, floor: float) -> tuple[float, float]:
+        """Minimise where the ball binds."""
         balance = FIRST_BALANCE
         for step in range(1, MAX_STEPS + 1):
             free = self.turned + self.penalty * (self.z - self.taken)
@@ -151,6 +178,11 @@ class LeastSquares:
         gap = (float(squares @ self.inverse) / 2 + 2 * radius * missed) / self.n_rows
         return (slope + self.positives - overlap) / (2 * self.n_rows), gap
 
+    def solution(self) -> Array:
+        """Transpose of the last solution W (L x D)."""
+        z = self.z if self.vectors is None else self.z @ self.vectors.T
+        return z if self.frame is None else self.frame @ z
+
     def factors(self) -> tuple[Array, Array]:
         """U (D x k) and M^T (L x k) of the last solution W = U M."""
         squares, left = np.linalg.eigh(self.z @ self.z.T)
@@ -158,7 +190,8 @@ class LeastSquares:
         # Where these are off by rounding the product of the factors is not.
         sizes = np.sqrt(np.maximum(squares[kept], np.finfo(float).eps * squares[-1]))
         left = left[:, kept]
-        u = self.vectors @ ((left.T @ self.z) / sizes[:, None]).T
+        u = ((left.T @ self.z) / sizes[:, None]).T
+        u = u if self.vectors is None else self.vectors @ u
         mt = left * sizes
         return u, mt if self.frame is None else self.frame @ mt
 

@@ -146,6 +146,18 @@ class Problem:
             self.pending += new.shape[1]
         return int(new.shape[1])
 
+    def append_all(self) -> None:
+        """Make the features themselves the basis, where all there is to know is known."""
+        if self.rank == self.n_features:
+            return
+        assert self.known is not None
+        assert self.statistics is not None
+        self.executor.forget([piece.key for piece in self.pieces])
+        self.moment, gradient = self.known
+        self.basis = np.eye(self.n_features)
+        self.pieces, self.pending = [Shared(f"basis-{uuid.uuid4().hex}", self.basis)], 0
+        self.statistics.renew(self.moment, -2 * gradient)
+
     def sweep(self, mt: Array | None, **request: Any) -> Partial:
         """Read the data once, with W = U M or 0; see `Sweep` for what can be asked for.
 
@@ -256,7 +268,10 @@ class Problem:
 
     def gram(self, rank: int) -> Array:
         """U^T X^T X U over the first directions, symmetric to the last bit."""
-        gram = self.basis[:, :rank].T @ self.moment[:, :rank]
+        if self.known is not None and self.moment is self.known[0]:
+            gram = self.moment  # of the features themselves: the same bits without the product
+        else:
+            gram = self.basis[:, :rank].T @ self.moment[:, :rank]
         return (gram + gram.T) / 2
 
     @property

@@ -54,6 +54,8 @@ GRID: dict[str, tuple[str, list[dict[str, Any]]]] = {
 }
 #: The constant column of dswml, and the certified gap of its fits.
 INTERCEPT, TOL = 1.0, 3e-3
+#: Most features with which lengths are tried: X^T X of twice as many is still small.
+MOST_WITH_LENGTHS = 999
 #: What a setting is chosen for.
 AIMS = ("f1", "P@1", "f1 at 0.5")
 
@@ -84,6 +86,8 @@ def best_threshold(truth: Any, scores: Any) -> tuple[float, float]:
 def tuned(name: str, setting: Setting, x: Any, y: Any, test: Any, truth: Any) -> dict[str, Any]:
     """Tune a program on the training part for each aim, fit it to all of it, and test it."""
     program, grid = GRID[name]
+    if x.shape[1] > MOST_WITH_LENGTHS:
+        grid = [options for options in grid if not options.get("lengths")]
     call = own if program == "dswml" else call_peer
     held_out = np.arange(x.shape[0]) % 5 == 4
     tried = []
