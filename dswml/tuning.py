@@ -4,8 +4,8 @@ Each fold and weighting has one basis, grown from the fold's training rows only,
 from the smallest on; its statistics serve all of them. A read of X serves all folds, all weightings and
 several radii of each: it yields the gradient of every point, hence its certified gap and the directions
 it lacks. A second read takes up the new directions of all bases. A last one scores the held-out rows.
-Where X^T X is small it comes with the first read: uniform weights need no other (see `dswml.plain_path`),
-and the gaps of all others are those of `dswml.duality`, which few steps reach.
+Where X^T X is small it comes with the first read: uniform weights need no other (see
+`dswml.least_squares`), and the gaps of all others are those of `dswml.duality`, which few steps reach.
 """
 
 from __future__ import annotations

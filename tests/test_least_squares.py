@@ -11,7 +11,7 @@ from training_cases import objective, optimum, planted
 
 from dswml import least_squares
 from dswml.executor import InProcessExecutor
-from dswml.frank_wolfe import Options
+from dswml.frank_wolfe import Options, Solution
 from dswml.least_squares import LeastSquares
 from dswml.sources import as_dataset
 from dswml.training import Parameters, train
@@ -116,3 +116,25 @@ def test_training_takes_one_read_unless_directions_are_counted() -> None:
     assert (one, also_one) == (1, 1)
     assert few <= 3 < more
     assert found == pytest.approx(same, rel=3e-6)
+
+
+@pytest.mark.parametrize("p0", [0.2, 0.5])
+def test_without_curvature_the_gap_is_that_of_the_gradient_alone(p0: float) -> None:
+    x, y = planted(300, 12, 9)
+    with InProcessExecutor(1) as executor:
+
+        def fit(curvature: bool) -> Solution:
+            options = Options(tol=1e-3, curvature=curvature)
+            return train(as_dataset(x, y), Parameters(4.0, weights=p0, options=options), executor)[1]
+
+        loose, tight = fit(False), fit(True)
+    assert loose.certificate is not None
+    assert tight.certificate is not None
+    assert loose.certificate.method == "assembled"
+    assert loose.gap == loose.gap_estimate
+    assert tight.gap <= tight.gap_estimate
+    if p0 == 0.5:
+        assert loose.passes > tight.passes == 1
+    else:
+        assert tight.certificate.method == "curvature"
+    assert loose.objective == pytest.approx(tight.objective, rel=2e-3)
