@@ -219,7 +219,8 @@ class Problem:
     def absorb(self, sums: Partial) -> None:
         """Take the statistics of new directions, if there were any, from the sums of a sweep."""
         for name, values in sums.items():
-            if name != "curve" and not np.abs(values).max(initial=0.0) < LARGEST:
+            largest = max(values.max(initial=0.0), -values.min(initial=0.0))  # or NaN; no copy of the values
+            if name != "curve" and not largest < LARGEST:
                 raise DataError(
                     f"the numbers of the fit overflow (sums of {name!r} beyond {LARGEST:g}): scale the "
                     "features, for example with normalize='l2', or lower the radius"
