@@ -56,7 +56,7 @@ def searched(model: Model, tuned: Tuned, chosen: GridPoint) -> Model:
         }
     if chosen.rule is not None:
         model = model.with_threshold(chosen.rule.threshold, top_k=chosen.rule.top_k)
-        found["rule"] = str(chosen.rule)
+        found["rule"] = chosen.rule.as_dict()
     return replace(model, info={**model.info, "search": found})
 
 
