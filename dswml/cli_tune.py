@@ -210,6 +210,7 @@ def _described(tuned: Tuned, chosen: GridPoint | None) -> dict[str, Any]:
 
     return {
         "score": tuned.score,
+        "threshold": tuned.threshold,
         "passes": tuned.passes,
         "iterations": tuned.iterations,
         "points": [point(each) for each in tuned.points],

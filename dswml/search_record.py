@@ -39,6 +39,7 @@ def searched(model: Model, tuned: Tuned, chosen: GridPoint) -> Model:
     numbers = {id(point): number for number, point in enumerate(kept)}
     found: dict[str, Any] = {
         "score": tuned.score,
+        "threshold": tuned.threshold,
         "folds": int(chosen.objective.size),
         "passes": tuned.passes,
         "chosen": numbers[id(chosen)],
@@ -56,7 +57,7 @@ def searched(model: Model, tuned: Tuned, chosen: GridPoint) -> Model:
         }
     if chosen.rule is not None:
         model = model.with_threshold(chosen.rule.threshold, top_k=chosen.rule.top_k)
-        found["rule"] = chosen.rule.as_dict()
+        found["rule"] = str(chosen.rule)
     return replace(model, info={**model.info, "search": found})
 
 

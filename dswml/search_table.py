@@ -67,10 +67,11 @@ class GridPoint:
 
 @dataclass(frozen=True)
 class Tuned:
-    """The table of a search, the number of reads of X it took, and its two choices."""
+    """The table of a search, what was asked for, the number of reads of X it took, and its two choices."""
 
     points: tuple[GridPoint, ...]
     score: str
+    threshold: float | str
     passes: int
     iterations: int
 

@@ -194,7 +194,7 @@ def tune(
     finally:
         aside.shutdown(cancel_futures=True)
         executor.everywhere(forget_run, source.run)
-    return Tuned(tuple(points), score, search.passes, iterations)
+    return Tuned(tuple(points), score, threshold, search.passes, iterations)
 
 
 class Search:

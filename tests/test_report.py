@@ -388,7 +388,7 @@ def test_the_record_of_a_search_is_bounded_and_keeps_the_choices(fitted: SparseW
             some, radius=float(place + 1), scores={"micro_f1": score, "best_f1": score, "micro_auc": score}
         )
 
-    tuned = Tuned(tuple(point(place) for place in range(5000)), "micro_f1", 9, 3)
+    tuned = Tuned(tuple(point(place) for place in range(5000)), "micro_f1", 0.5, 9, 3)
     model = searched(fitted.model_, tuned, tuned.best)
     record = model.info["search"]
     assert len(json.dumps(record)) < 150_000
