@@ -223,17 +223,19 @@ def _described(tuned: Tuned, chosen: GridPoint | None) -> dict[str, Any]:
 def _table(tuned: Tuned, chosen: GridPoint | None) -> list[str]:
     lines = [f"{'radius':>8}  {'weights':<9} {'p0':>7}  {'gap':>8}  {'rank':>5}"]
     if chosen is not None:
-        lines[0] += f"  {tuned.score + ' (+- s.e.)':>20}  {'best F1':>8}  {'at':>6}  {'P@1':>6}  predicted"
+        title = f"{tuned.score} (+- s.e.)"
+        width = max(len(title), 20)
+        lines[0] += f"  {title:>{width}}  {'best F1':>8}  {'at':>6}  {'P@1':>6}  predicted"
     for point in tuned.points:
         line = (
             f"{point.radius:8g}  {point.weights!s:<9} {point.p0:7.4f}  {point.relative_gap.max():8.1e}  "
             f"{point.rank.mean():5.0f}"
         )
         if chosen is not None:
-            mean = f"{point.mean(tuned.score):.4f} +- {point.standard_error(tuned.score):.4f}"
+            mean = f"{point.mean(tuned.score):.4g} +- {point.standard_error(tuned.score):.2g}"
             remarks = {"chosen": chosen, "best": tuned.best, "one standard error": tuned.one_standard_error}
             remark = ", ".join(name for name, each in remarks.items() if each is point)
-            line += f"  {mean:>20}  {point.mean('best_f1'):8.4f}  {point.threshold:6.3f}"
+            line += f"  {mean:>{width}}  {point.mean('best_f1'):8.4f}  {point.threshold:6.3f}"
             line += f"  {point.mean('P@1'):6.4f}  {point.rule}" + (f"  <- {remark}" if remark else "")
         lines.append(line)
     lines.append(f"{tuned.passes} passes over X, {tuned.iterations} iterations")
