@@ -182,7 +182,7 @@ def tune(
                 data,
                 estimator.checked_parameters(),
                 executor,
-                checkpoint=None if place is None else place.within("model"),
+                checkpoint=None if place is None else place.within(f"model-{chosen.radius}-{chosen.weights}"),
                 stop=asked,
             )
             searched(model, tuned, chosen).save(output, overwrite=overwrite, storage_options=storage_options)
@@ -232,7 +232,7 @@ def _table(tuned: Tuned, chosen: GridPoint | None) -> list[str]:
             f"{point.rank.mean():5.0f}"
         )
         if chosen is not None:
-            mean = f"{point.mean(tuned.score):.4g} +- {point.standard_error(tuned.score):.2g}"
+            mean = f"{point.mean(tuned.score):#.4g} +- {point.standard_error(tuned.score):#.2g}"
             remarks = {"chosen": chosen, "best": tuned.best, "one standard error": tuned.one_standard_error}
             remark = ", ".join(name for name, each in remarks.items() if each is point)
             line += f"  {mean:>{width}}  {point.mean('best_f1'):8.4f}  {point.threshold:6.3f}"

@@ -159,5 +159,5 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
             dtype=self.dtype,
             cache=self.cache,
             memory_limit=self.memory_limit,
-            checkpoint=self.checkpoint and self.checkpoint.within("model"),
+            checkpoint=self.checkpoint and self.checkpoint.within(f"model-{radius}-{weights}"),
         )

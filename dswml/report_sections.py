@@ -358,7 +358,7 @@ def _known(value: float | None, form: str = ".4g") -> str:
 
 
 def _plus_minus(point: Mapping[str, Any]) -> str:
-    return f"{_known(point['mean'])} ± {_known(point['standard_error'], '.2g')}"
+    return f"{_known(point['mean'], '#.4g')} ± {_known(point['standard_error'], '#.2g')}"
 
 
 def _words(score: str) -> str:

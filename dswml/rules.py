@@ -45,7 +45,7 @@ LOWEST, HIGHEST = -0.25, 1.25
 #: Distance of two thresholds; doubled up to the second where counts label by label find no room.
 STEP, COARSEST = 2**-6, 2**-2
 #: Largest k of the k best.
-MAX_TOP_K = 20
+MAX_TOP_K = 64
 
 
 def direction(score: str) -> int:
@@ -162,7 +162,7 @@ def plan_candidates(
     score : str
         The score that chooses; where it does not depend on the rule, that is tuned for micro-F1.
     n_labels, k_hat : int
-        Number of labels, and largest number of labels of a row: the k best are tried up to that, or 20.
+        Number of labels, and largest number of labels of a row: the k best are tried up to that, or 64.
     room : float
         Bytes that counts label by label may take: there are fewer candidates where they would take more.
 

@@ -240,7 +240,7 @@ def test_every_point_of_the_grid_is_there_with_its_error(
         values = point.scores["micro_f1"]
         error = values.std(ddof=1) / np.sqrt(3)
         assert (row[0], row[1]) == (f"{point.radius:g}", str(point.weights))
-        assert row[3] == f"{values.mean():.4g} ± {error:.2g}"
+        assert row[3] == f"{values.mean():#.4g} ± {error:#.2g}"
     assert len(found.classes("bar")) == len(tuned.points)
     (remark,) = (row[-1] for row in rows if "chosen" in row[-1])
     assert "best" in remark

@@ -366,6 +366,17 @@ def test_another_threshold_or_score_goes_on_from_a_checkpoint(tmp_path: Path) ->
         assert resumed.iterations == whole.iterations
 
 
+def test_another_choice_of_a_search_that_goes_on_is_fitted_from_the_start(tmp_path: Path) -> None:
+    store = tmp_path / "d.zarr"
+    create_dataset(store, X, Y)
+    grid = ["tune", store, "--radii", "0.01,8", "--weights", "0.2", "--folds", 2, "--json"]
+    grid += ["--checkpoint", tmp_path / "run", "--resume"]
+    for threshold, radius in ((0.5, 8), (100, 0.01)):  # where nothing is predicted, the smaller radius
+        told = dswml(*grid, "--threshold", threshold, "--model", tmp_path / f"{threshold}.zarr")
+        assert json.loads(told)["chosen"]["radius"] == radius
+        assert load_model(tmp_path / f"{threshold}.zarr").info["parameters"]["radius"] == radius
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
