@@ -1,4 +1,4 @@
-"""The verb ``tune``: choose radius and weights by cross-validation, and fit the choice on all rows."""
+"""The verb ``tune``: choose radius, weights and rule by cross-validation, and fit the choice on all rows."""
 
 from __future__ import annotations
 
@@ -41,6 +41,13 @@ def _weights(text: str) -> list[str | float]:
     return found
 
 
+def _threshold(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
 @click.command()
 @click.argument("store")
 @click.option("--radii", default=RADII, show_default=True, help="Radii to try, separated by commas.")
@@ -52,10 +59,19 @@ def _weights(text: str) -> list[str | float]:
 )
 @click.option("--folds", type=click.IntRange(min=0), default=5, show_default=True, help="0: the path alone.")
 @click.option("--stratify", is_flag=True, help="Give every fold about the same share of every label.")
-@click.option("--score", default="micro_f1", show_default=True, help="The metric that chooses.")
+@click.option(
+    "--score",
+    default="micro_f1",
+    show_default=True,
+    help="The metric that chooses: macro_f1, hamming_loss, P@3, ...; another word lists them all.",
+)
 @click.option("--rule", type=click.Choice(["best", "one-standard-error"]), default="best", show_default=True)
 @click.option(
-    "--threshold", type=float, default=0.5, show_default=True, help="At which labels are predicted."
+    "--threshold",
+    metavar="T|tuned|per-label|rcut",
+    default="0.5",
+    show_default=True,
+    help="At which labels are predicted; or tune one threshold, one a label, or the number of best labels.",
 )
 @click.option("--model", "output", metavar="OUT", help="Fit the choice on all rows and write the model here.")
 @click.option(
@@ -78,7 +94,7 @@ def tune(
     stratify: bool,
     score: str,
     rule: str,
-    threshold: float,
+    threshold: str,
     output: str | None,
     tol: float,
     seed: int,
@@ -95,8 +111,10 @@ def tune(
 ) -> None:
     """Cross-validate a grid of radii and weights on the data set STORE.
 
-    All folds and points share each read of the data. The choice is fitted on all rows, with the
-    threshold as given, if --model says where to write it. With --checkpoint, Ctrl-C and SIGTERM finish the
+    All folds and points share each read of the data. The choice is fitted on all rows, if --model says
+    where to write it, and predicts with the threshold as given or tuned. What is tuned is so for the score,
+    or for micro-F1 where that does not depend on it, and is scored on each fold with what is best on the
+    others. With --checkpoint, Ctrl-C and SIGTERM finish the
     read under way and write a checkpoint, and the exit code is 5.
     """
     from dswml import tuning
@@ -139,7 +157,7 @@ def tune(
             seed=seed,
             stratify=stratify,
             score=score,
-            threshold=threshold,
+            threshold=_threshold(threshold),
             tol=tol,
             fit_intercept=fit_intercept or 0.0,
             normalize=normalize,
@@ -156,7 +174,6 @@ def tune(
                 chosen.radius,
                 weights=chosen.weights,
                 tol=tol,
-                threshold=threshold,
                 fit_intercept=fit_intercept or False,
                 normalize=normalize,
                 random_state=seed,
@@ -165,7 +182,7 @@ def tune(
                 data,
                 estimator.checked_parameters(),
                 executor,
-                checkpoint=None if place is None else place.within("model"),
+                checkpoint=None if place is None else place.within(f"model-{chosen.radius}-{chosen.weights}"),
                 stop=asked,
             )
             searched(model, tuned, chosen).save(output, overwrite=overwrite, storage_options=storage_options)
@@ -187,31 +204,39 @@ def _described(tuned: Tuned, chosen: GridPoint | None) -> dict[str, Any]:
             "relative_gap": each.relative_gap.tolist(),
             "rank": each.rank.tolist(),
             "scores": {name: values.tolist() for name, values in each.scores.items()},
+            "rule": None if each.rule is None else str(each.rule),
             "threshold": None if each.threshold != each.threshold else each.threshold,
         }
 
     return {
         "score": tuned.score,
+        "threshold": tuned.threshold,
         "passes": tuned.passes,
         "iterations": tuned.iterations,
         "points": [point(each) for each in tuned.points],
         "chosen": None if chosen is None else point(chosen),
+        "one_standard_error": None if chosen is None else point(tuned.one_standard_error),
+        "rule": None if chosen is None or chosen.rule is None else chosen.rule.as_dict(),
     }
 
 
 def _table(tuned: Tuned, chosen: GridPoint | None) -> list[str]:
     lines = [f"{'radius':>8}  {'weights':<9} {'p0':>7}  {'gap':>8}  {'rank':>5}"]
     if chosen is not None:
-        lines[0] += f"  {tuned.score + ' (+- s.e.)':>20}  {'best F1':>8}  {'P@1':>6}  {'threshold':>9}"
+        title = f"{tuned.score} (+- s.e.)"
+        width = max(len(title), 20)
+        lines[0] += f"  {title:>{width}}  {'best F1':>8}  {'at':>6}  {'P@1':>6}  predicted"
     for point in tuned.points:
         line = (
             f"{point.radius:8g}  {point.weights!s:<9} {point.p0:7.4f}  {point.relative_gap.max():8.1e}  "
             f"{point.rank.mean():5.0f}"
         )
         if chosen is not None:
-            mean = f"{point.mean(tuned.score):.4f} +- {point.standard_error(tuned.score):.4f}"
-            line += f"  {mean:>20}  {point.mean('best_f1'):8.4f}  {point.mean('P@1'):6.4f}"
-            line += f"  {point.threshold:9.3f}" + ("  <- chosen" if point is chosen else "")
+            mean = f"{point.mean(tuned.score):#.4g} +- {point.standard_error(tuned.score):#.2g}"
+            remarks = {"chosen": chosen, "best": tuned.best, "one standard error": tuned.one_standard_error}
+            remark = ", ".join(name for name, each in remarks.items() if each is point)
+            line += f"  {mean:>{width}}  {point.mean('best_f1'):8.4f}  {point.threshold:6.3f}"
+            line += f"  {point.mean('P@1'):6.4f}  {point.rule}" + (f"  <- {remark}" if remark else "")
         lines.append(line)
     lines.append(f"{tuned.passes} passes over X, {tuned.iterations} iterations")
     return lines

@@ -1,4 +1,4 @@
-"""The classifier that chooses its radius and weights by cross-validation."""
+"""The classifier that chooses its radius, weights and rule by cross-validation."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["SparseWeightedClassifierCV"]
 
 
 class SparseWeightedClassifierCV(SparseWeightedClassifier):
-    """`SparseWeightedClassifier` with radius and weights chosen on held-out folds.
+    """`SparseWeightedClassifier` with radius, weights and rule chosen on held-out folds.
 
     All folds, radii and weights share each read of X, so the search costs the reads of about one fit.
 
@@ -30,11 +30,15 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
     stratify : bool, default=False
         Give every fold about the same share of every label instead; see `dswml.stratify`.
     scoring : str, default="micro_f1"
-        The metric that chooses, on held-out rows; see `dswml.grid_scores.SCORES`.
+        The metric that chooses, on held-out rows: one of `dswml.grid_scores.SCORES`, of which losses are
+        minimised, or P, R, nDCG, PSP or PSnDCG at some k, as "P@3".
     rule : {"best", "one-standard-error"}, default="best"
         Take the best mean, or the smallest radius within a standard error of it.
-    tune_threshold : bool, default=False
-        Predict with the threshold that is best for micro-F1 on the held-out rows.
+    threshold : float or {"tuned", "per-label", "rcut"}, default=0.5
+        Predict the labels with at least this score; or tune on the held-out rows one threshold for all
+        labels, one for each label (for micro-F1 and macro-F1), or the number of best labels of a row. A
+        scoring that does not depend on it has it tuned for micro-F1. Scores of a fold are those with what
+        is best on the others.
     tol, fit_intercept, normalize, random_state, dtype, cache, memory_limit, checkpoint
         As for `SparseWeightedClassifier`.
 
@@ -53,6 +57,8 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
     >>> clf = SparseWeightedClassifierCV(radii=(0.1, 1, 10), weights=("sparsity",), folds=3, random_state=0)
     >>> clf.fit(X, X.astype(int)).radius_
     10.0
+    >>> clf.set_params(threshold="rcut").fit(X, X.astype(int)).model_.top_k
+    1
     """
 
     def __init__(
@@ -64,7 +70,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
         stratify: bool = False,
         scoring: str = "micro_f1",
         rule: str = "best",
-        tune_threshold: bool = False,
+        threshold: float | str = 0.5,
         tol: float = 1e-3,
         fit_intercept: bool | float = False,
         normalize: str | None = None,
@@ -79,6 +85,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
             tol=tol,
             fit_intercept=fit_intercept,
             normalize=normalize,
+            threshold=threshold,  # type: ignore[arg-type]
             random_state=random_state,
             dtype=dtype,
             cache=cache,
@@ -90,7 +97,6 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
         self.stratify = stratify
         self.scoring = scoring
         self.rule = rule
-        self.tune_threshold = tune_threshold
 
     def fit(self, X: Any, Y: Any = None) -> SparseWeightedClassifierCV:
         """Search the grid, then fit the choice on all rows.
@@ -123,6 +129,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
                 seed=parameters.options.seed,
                 stratify=self.stratify,
                 score=self.scoring,
+                threshold=self.threshold,  # type: ignore[arg-type]
                 tol=parameters.options.tol,
                 fit_intercept=float(self.fit_intercept),
                 normalize=self.normalize,
@@ -134,8 +141,6 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
         chosen = self.tuned_.best if self.rule == "best" else self.tuned_.one_standard_error
         self.radius_, self.weights_ = float(chosen.radius), chosen.weights
         single = self._single(self.radius_, self.weights_)
-        if self.tune_threshold:
-            single.set_params(threshold=chosen.threshold)
         single.fit(X, Y)
         for name, value in vars(single).items():
             if name.endswith("_"):
@@ -154,5 +159,5 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
             dtype=self.dtype,
             cache=self.cache,
             memory_limit=self.memory_limit,
-            checkpoint=self.checkpoint and self.checkpoint.within("model"),
+            checkpoint=self.checkpoint and self.checkpoint.within(f"model-{radius}-{weights}"),
         )

@@ -23,6 +23,7 @@ __all__ = [
     "exact_edges",
     "label_histogram_block",
     "quantile_edges",
+    "score_bins",
     "score_histogram_block",
     "uniform_edges",
 ]
@@ -166,6 +167,21 @@ def label_histogram_block(y_true: Any, scores: Array, edges: Array, first_label:
     return {"label_active_scores": active, "label_inactive_scores": inactive}
 
 
+def score_bins(scores: Array, edges: Array) -> Array:
+    """Return the bin of every score of a tile: how many of the edges are at or below it.
+
+    Examples
+    --------
+    >>> score_bins(np.array([[0.1, 0.5, 0.9]]), np.array([0.5, 0.75]))
+    array([[0, 1, 2]], dtype=uint8)
+    """
+    tile, edges = score_tile(scores), checked_edges(edges)
+    bins = np.empty(tile.shape, dtype=np.min_scalar_type(edges.size))
+    cells, scale = _cells(edges)
+    refuse_nan(_tile_bins(tile, edges, cells, scale, bins), tile, 0)
+    return bins
+
+
 def checked_edges(edges: Any) -> Array:
     checked = np.ascontiguousarray(edges, dtype=np.float64)
     if (
@@ -249,6 +265,16 @@ def _bins(scores: Array, edges: Array, cells: Array, scale: float, out: Array) -
                 else:
                     high = middle
         out[j] = low
+    return -1
+
+
+@compiled
+def _tile_bins(tile: Array, edges: Array, cells: Array, scale: float, out: Array) -> int:
+    """Fill the bins of a tile; return the flat place of a NaN, or -1."""
+    for i in range(tile.shape[0]):
+        nan = _bins(tile[i], edges, cells, scale, out[i])
+        if nan >= 0:
+            return int(i * tile.shape[1] + nan)
     return -1
 
 

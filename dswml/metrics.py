@@ -9,6 +9,7 @@ families have different names, but for those that count the same, and can be mer
 partial of a block       scores of the sum                        from
 =======================  =======================================  ==============================
 `label_block`            `label_scores`, `label_table`            predicted labels
+`rules.rule_block`       `label_curves`                           tiles of scores
 `ranking_block`          `ranking_scores`, `ranking_curves`       the k best labels of every row
 `score_histogram_block`  `auc_from_histogram`, `threshold_curve`  tiles of scores
 `label_histogram_block`  `best_label_thresholds`                  tiles of scores
@@ -90,6 +91,7 @@ __all__ = [
     "hamming_loss",
     "inverse_propensities",
     "label_block",
+    "label_curves",
     "label_histogram_block",
     "label_scores",
     "label_table",
@@ -118,6 +120,10 @@ __all__ = [
 Array = npt.NDArray[Any]
 Partial = dict[str, Array]
 Average = Literal["micro", "macro", "samples"]
+
+#: The sums of `label_block` that depend on the prediction, by label and of rows.
+COUNTS = ("tp", "fp", "fn")
+ROW_SUMS = ("rows_without_prediction", "rows_without_either", "row_precision", "row_recall", "row_f1")
 
 
 def label_block(y_true: Any, y_pred: Any) -> Partial:
@@ -193,27 +199,62 @@ def label_scores(
     >>> scores["samples_precision"], scores["weighted_hamming_loss"], scores["output_sparsity"]
     (0.75, 0.5, 1.5)
     """
-    n_rows, n_labels = int(partial["n_rows"]), partial["tp"].size
+    one = {name: np.asarray(partial[name])[None] for name in (*COUNTS, *ROW_SUMS)}
+    curves = label_curves({**partial, **one}, partial["tp"].size, p0=p0, zero_division=zero_division)
+    return {name: float(values[0]) for name, values in curves.items()}
+
+
+def label_curves(
+    partial: Partial, n_labels: int, *, p0: float | None = None, zero_division: float = 0.0
+) -> dict[str, Array]:
+    """Return the scores of `label_scores` for several predictions C of the same rows.
+
+    Parameters
+    ----------
+    partial : dict
+        What `label_block` returns, with a first axis for the predictions: "tp", "fp", "fn" (C, L), or
+        (C, 1) if they are known over all labels alone; the sums of rows and the numbers of rows that
+        depend on the prediction (C,), if they are known.
+    n_labels : int
+    p0, zero_division
+        As for `label_scores`.
+
+    Returns
+    -------
+    dict of str to ndarray (C,)
+        Without counts by label no "macro" and no "coverage", without sums of rows no "samples".
+
+    Examples
+    --------
+    >>> totals = {"tp": np.array([[2], [1]]), "fp": np.array([[1], [0]]), "fn": np.array([[0], [1]])}
+    >>> label_curves({"n_rows": np.array(2), **totals}, 3)["micro_recall"]
+    array([1. , 0.5])
+    """
+    n_rows = int(partial["n_rows"])
     if not n_rows or not n_labels:
         raise DataError(f"there are {n_rows} rows and {n_labels} labels to score: give at least one of each")
-    tp, fp, fn = (int(partial[name].sum()) for name in ("tp", "fp", "fn"))
+    by_label, by_row = partial["tp"].shape[1] == n_labels, "row_f1" in partial
+    tp, fp, fn = (partial[name].sum(axis=1) for name in COUNTS)
     table = label_table(partial, zero_division=zero_division)
-    out: dict[str, float] = {}
+    out: dict[str, Array] = {}
     for name, numerator, denominator, empty in (
         ("precision", tp, tp + fp, "rows_without_prediction"),
         ("recall", tp, tp + fn, "rows_without_label"),
         ("f1", 2 * tp, 2 * tp + fp + fn, "rows_without_either"),
     ):
-        out[f"micro_{name}"] = numerator / denominator if denominator else float(zero_division)
-        out[f"macro_{name}"] = float(table[name].mean())
-        out[f"samples_{name}"] = float(partial[f"row_{name}"] + zero_division * partial[empty]) / n_rows
+        out[f"micro_{name}"] = quotient(numerator, denominator, zero_division)
+        if by_label:
+            out[f"macro_{name}"] = table[name].mean(axis=1)
+        if by_row:
+            out[f"samples_{name}"] = (partial[f"row_{name}"] + zero_division * partial[empty]) / n_rows
     out["hamming_loss"] = (fp + fn) / (n_rows * n_labels)
     if p0 is not None:
         if not 0 <= p0 <= 1:
             raise UsageError(f"p0 is {p0!r}: the weight of inactive labels must lie between 0 and 1")
         out["weighted_hamming_loss"] = (p0 * fp + (1 - p0) * fn) / n_rows
-    occurring = int(np.count_nonzero(table["support"]))
-    out["coverage"] = int(np.count_nonzero(partial["tp"])) / occurring if occurring else float(zero_division)
+    if by_label:
+        found, occurring = (np.count_nonzero(each, axis=1) for each in (partial["tp"], table["support"]))
+        out["coverage"] = quotient(found, occurring, zero_division)
     out["output_sparsity"] = (tp + fp) / n_rows
     out["label_cardinality"] = (tp + fn) / n_rows
     return out

@@ -17,6 +17,7 @@ from .model import Model
 from .progress import format_seconds
 from .report_page import Section, facts, table
 from .roc import Auc, ThresholdCurve
+from .rules import KINDS, direction
 from .search_record import thinned
 from .solution import Certificate
 
@@ -45,7 +46,8 @@ def training(model: Model) -> Section:
     lines.append(("p0", f"{model.p0:.4g}{weights}, the weight of inactive labels"))
     rows = "as given" if model.normalize is None else f"scaled to unit {model.normalize} norm"
     intercept = f", with a constant column of {model.intercept:g}" if model.intercept else ""
-    lines += [("Rows", rows + intercept), ("Loss", model.loss), ("Predicted", str(model.rule))]
+    tuned = ", tuned on held-out rows" if _is_tuned(model) else ""
+    lines += [("Rows", rows + intercept), ("Loss", model.loss), ("Predicted", f"{model.rule}{tuned}")]
     if "radius" in parameters:
         lines.append(("Radius", f"{parameters['radius']:g}, of the nuclear-norm ball"))
     lines.append(("Rank of W", f"{model.rank}"))
@@ -55,6 +57,12 @@ def training(model: Model) -> Section:
         lines.append(("Versions", ", ".join(f"{name} {number}" for name, number in info["versions"].items())))
     lines.append(("Model fingerprint", model.fingerprint))
     return Section("training", "What was trained", facts(lines))
+
+
+def _is_tuned(model: Model) -> bool:
+    """Whether the model predicts with the rule that its search has tuned."""
+    search = model.info.get("search", {})
+    return search.get("threshold") in KINDS and search["rule"] == str(model.rule)
 
 
 def _fit(info: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -190,7 +198,8 @@ def cross_validation(search: Mapping[str, Any]) -> Section:
         around(names[id(point)], point, 4 if point is chosen else 0) for point in points if id(point) in names
     ]
     means, errors = (_floats(point[name] for point in points) for name in ("mean", "standard_error"))
-    least = best["mean"] - best["standard_error"]
+    sign = direction(score)
+    bound = best["mean"] - sign * best["standard_error"]
     figure = chart(
         f"{_words(score)[:1].upper()}{_words(score)[1:]} on held-out rows",
         f"Mean over {search['folds']} folds with a standard error on either side; best "
@@ -198,7 +207,7 @@ def cross_validation(search: Mapping[str, Any]) -> Section:
         Axis.around("radius", radii, log=bool(radii.max() > 10 * radii.min())),
         Axis.around(_words(score), means - errors, means + errors),
         [*series, *rings],
-        [Line("best less a standard error", least)],
+        [Line(f"best {'less' if sign > 0 else 'plus'} a standard error", bound)],
     )
     lines = [
         (f"{point['radius']:g}", str(point["weights"]), f"{point['p0']:.4g}", _plus_minus(point),
@@ -228,8 +237,11 @@ def thresholds(model: Model, curve: ThresholdCurve, auc: Auc, rows: str) -> Sect
     inside = curve.thresholds[seen & (recall < 0.999) & (recall > 0.001)]
     own = [model.threshold] if model.rule.top_k is None and model.label_thresholds is None else []
     x = Axis.around("threshold", inside, [theta], own)
-    lines = [Line(f"best, {theta:.3g}", theta, "x", 4)]
-    lines += [Line(f"of the model, {each:.3g}", each, "x") for each in own if each != theta]
+    tuned = bool(own) and _is_tuned(model)
+    name = "best and tuned" if tuned and own == [theta] else "best"
+    lines = [Line(f"{name}, {theta:.3g}", theta, "x", 4)]
+    name = "tuned" if tuned else "of the model"
+    lines += [Line(f"{name}, {each:.3g}", each, "x") for each in own if each != theta]
     ways = (("F1", curve.f1()), ("precision", curve.precision()), ("recall", recall))
     by_threshold = chart(
         "F1, precision and recall by threshold",
@@ -346,7 +358,7 @@ def _known(value: float | None, form: str = ".4g") -> str:
 
 
 def _plus_minus(point: Mapping[str, Any]) -> str:
-    return f"{_known(point['mean'], '.4f')} ± {_known(point['standard_error'], '.4f')}"
+    return f"{_known(point['mean'], '#.4g')} ± {_known(point['standard_error'], '#.2g')}"
 
 
 def _words(score: str) -> str:

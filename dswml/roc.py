@@ -25,8 +25,10 @@ from .ranking import quotient
 __all__ = [
     "Auc",
     "ThresholdCurve",
+    "at_least",
     "auc_from_histogram",
     "best_label_thresholds",
+    "last_argmax",
     "micro_auc",
     "threshold_curve",
 ]
@@ -130,7 +132,7 @@ def threshold_curve(partial: Partial, edges: Array) -> ThresholdCurve:
     (0.0, 0.8)
     """
     edges = checked_edges(edges)
-    tp, fp = _at_least(partial["active_scores"]), _at_least(partial["inactive_scores"])
+    tp, fp = at_least(partial["active_scores"]), at_least(partial["inactive_scores"])
     return ThresholdCurve(np.concatenate([[-np.inf], edges, [np.inf]]), tp, fp, int(tp[0]), int(fp[0]))
 
 
@@ -163,12 +165,12 @@ def best_label_thresholds(
     array([0. , 0.5])
     """
     thresholds = np.concatenate([checked_edges(edges), [np.inf]])
-    tp = _at_least(partial["label_active_scores"])
-    predicted = tp + _at_least(partial["label_inactive_scores"])
+    tp = at_least(partial["label_active_scores"])
+    predicted = tp + at_least(partial["label_inactive_scores"])
     active = tp[:, 0].copy()
     tp, predicted = tp[:, 1:], predicted[:, 1:]
     if score == "macro_f1":
-        place = _last_argmax(quotient(2 * tp, predicted + active[:, None], 0.0))
+        place = last_argmax(quotient(2 * tp, predicted + active[:, None], 0.0))
     elif score == "micro_f1":
         place = _best_for_micro_f1(tp, predicted, int(active.sum()))
     else:
@@ -199,19 +201,19 @@ def _best_for_micro_f1(tp: Array, predicted: Array, n_active: int) -> Array:
     f1 = 0.0
     while f1 > best:
         best = f1
-        place = _last_argmax(2 * tp - best * predicted)
+        place = last_argmax(2 * tp - best * predicted)
         denominator = int(predicted[labels, place].sum()) + n_active
         f1 = 2 * int(tp[labels, place].sum()) / denominator if denominator else 0.0
     return place
 
 
-def _last_argmax(values: Array) -> Array:
+def last_argmax(values: Array) -> Array:
     """Place of the largest value of every row; of equal ones the last."""
     place: Array = values.shape[1] - 1 - np.argmax(values[:, ::-1], axis=1)
     return place
 
 
-def _at_least(counts: Array) -> Array:
+def at_least(counts: Array) -> Array:
     """Number of scores at or above -inf, every edge, and inf."""
     sums = np.cumsum(counts[..., ::-1], axis=-1)[..., ::-1]
     return np.concatenate([sums, np.zeros((*counts.shape[:-1], 1), dtype=np.int64)], axis=-1)

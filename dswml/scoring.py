@@ -88,6 +88,19 @@ class Rule:
                 )
         return self
 
+    def as_dict(self) -> dict[str, Any]:
+        """Return the rule as JSON takes it; the threshold of a label that is never predicted is None.
+
+        Examples
+        --------
+        >>> Rule(np.array([0.5, math.inf])).as_dict()
+        {'threshold': [0.5, None], 'top_k': None}
+        """
+        threshold: Any = self.threshold
+        if isinstance(threshold, np.ndarray):
+            threshold = [value if math.isfinite(value) else None for value in threshold.tolist()]
+        return {"threshold": threshold, "top_k": self.top_k}
+
     def __str__(self) -> str:
         if self.top_k is not None:
             return "the best label" if self.top_k == 1 else f"the {self.top_k} best"

@@ -24,7 +24,7 @@ MAX_POINTS, MAX_CURVE = 400, 150
 
 
 def searched(model: Model, tuned: Tuned, chosen: GridPoint) -> Model:
-    """Return the model with the table of its search in ``info["search"]``.
+    """Return the model with the rule that was chosen, and the table of its search in ``info["search"]``.
 
     Of a grid with very many points some are left out, but neither choice. The threshold curve is that of
     the chosen point over the held-out rows of all folds.
@@ -39,6 +39,7 @@ def searched(model: Model, tuned: Tuned, chosen: GridPoint) -> Model:
     numbers = {id(point): number for number, point in enumerate(kept)}
     found: dict[str, Any] = {
         "score": tuned.score,
+        "threshold": tuned.threshold,
         "folds": int(chosen.objective.size),
         "passes": tuned.passes,
         "chosen": numbers[id(chosen)],
@@ -54,6 +55,9 @@ def searched(model: Model, tuned: Tuned, chosen: GridPoint) -> Model:
             "tp": curve.tp.tolist(),
             "fp": curve.fp.tolist(),
         }
+    if chosen.rule is not None:
+        model = model.with_threshold(chosen.rule.threshold, top_k=chosen.rule.top_k)
+        found["rule"] = str(chosen.rule)
     return replace(model, info={**model.info, "search": found})
 
 

@@ -15,13 +15,12 @@ import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from . import metrics
 from .blocks import RowBlock
 from .cache import check_room, forget_run, task_nbytes
 from .checkpoints import Checkpoints, Journal, begin, data_request, saving
@@ -31,11 +30,12 @@ from .executor import Executor, one_blas_thread
 from .features import BlockSource
 from .folds import Fold
 from .frank_wolfe import ASSEMBLED_ENTRIES, ASSEMBLED_SIDE, is_assembled, result_nbytes
-from .grid_scores import HISTOGRAM, RANKED, SCORES, Scoring, named_scores, score_block
+from .grid_scores import HeldOut, Scoring, plan_scoring, score_grid
 from .label_sums import plan_directions
 from .path import Path
 from .plain_path import PlainPath
 from .problem import Problem
+from .search_table import GridPoint, Tuned
 from .solver_state import restore_search, search_state
 from .stored import Dataset
 from .stratify import stratified_folds
@@ -54,70 +54,6 @@ RESULTS_SHARE = 0.1
 MAX_ITERATIONS = 60
 
 
-@dataclass(frozen=True)
-class GridPoint:
-    """One radius and weighting: what was reached on each fold, and the held-out scores.
-
-    Attributes
-    ----------
-    radius, p0 : float
-    weights : str or float
-        As given.
-    objective, relative_gap : ndarray (folds,)
-        Training objective and certified relative gap on each fold.
-    rank : ndarray (folds,)
-    scores : dict of str to ndarray (folds,)
-        Every metric on the held-out rows of each fold, at the fixed threshold; "best_f1" at the best one.
-    curve : ThresholdCurve or None
-        True and false positives over all held-out rows against the threshold; None without folds.
-    """
-
-    radius: float
-    weights: str | float
-    p0: float
-    objective: Array
-    relative_gap: Array
-    rank: Array
-    scores: dict[str, Array]
-    curve: metrics.ThresholdCurve | None
-
-    @property
-    def threshold(self) -> float:
-        """Best threshold for micro-F1 over all held-out rows; NaN without folds."""
-        return float("nan") if self.curve is None else float(self.curve.best()[0])
-
-    def mean(self, score: str) -> float:
-        """Mean of a metric over folds."""
-        return float(self.scores[score].mean())
-
-    def standard_error(self, score: str) -> float:
-        """Standard error of that mean."""
-        values = self.scores[score]
-        return float(values.std(ddof=1) / np.sqrt(values.size)) if values.size > 1 else 0.0
-
-
-@dataclass(frozen=True)
-class Tuned:
-    """The table of a search, the number of reads of X it took, and its two choices."""
-
-    points: tuple[GridPoint, ...]
-    score: str
-    passes: int
-    iterations: int
-
-    @property
-    def best(self) -> GridPoint:
-        """The point with the best mean score; the smaller radius among equals."""
-        return max(self.points, key=lambda point: (point.mean(self.score), -point.radius))
-
-    @property
-    def one_standard_error(self) -> GridPoint:
-        """The smallest radius whose mean is within a standard error of the best."""
-        least = self.best.mean(self.score) - self.best.standard_error(self.score)
-        close = [point for point in self.points if point.mean(self.score) >= least]
-        return min(close, key=lambda point: (point.radius, -point.mean(self.score)))
-
-
 def tune(
     data: Dataset,
     executor: Executor,
@@ -128,7 +64,7 @@ def tune(
     seed: int = 0,
     stratify: bool = False,
     score: str = "micro_f1",
-    threshold: float = 0.5,
+    threshold: float | str = 0.5,
     tol: float = 1e-3,
     k: int = 5,
     fit_intercept: float = 0.0,
@@ -157,13 +93,20 @@ def tune(
     stratify : bool
         Give every fold about the same share of every label, from one more read of Y; see `dswml.stratify`.
     score : str
-        The metric that chooses, by its name in the table.
-    threshold : float
-        At which labels are predicted for the scores.
+        The metric that chooses, one of `dswml.grid_scores.SCORES` or P, R, nDCG, PSP or PSnDCG at some k,
+        "P@1"; losses are minimised. Propensities are those of the training rows of each fold.
+    threshold : float or {"tuned", "per-label", "rcut"}
+        At which labels are predicted for the scores; or tune one threshold for all labels, one for each
+        (for micro-F1 and macro-F1 only), or the number of labels of a row, for the score or, where that does
+        not depend on it, for micro-F1. A fold is scored with what is best on the others.
     tol : float
         Certified relative gap of every point.
     k : int
-        Largest k of P@k and its kin.
+        Largest k of P@k and its kin, if the score has no larger one.
+    memory_limit : int
+        For factors and statistics, and a tenth for what tasks return. Points whose held-out counts are more
+        than that are scored in several reads, and where labels are so many that one point's are, fewer
+        thresholds are tried.
     on_iteration : callable, optional
         Called with the iteration, the passes so far, the points solved and their number.
     checkpoint, stop, announce
@@ -175,9 +118,16 @@ def tune(
     """
     if folds == 1 or folds < 0:
         raise UsageError(f"folds must be 0 or at least 2; got {folds!r}")
-    if folds and score not in SCORES and not score.startswith(tuple(f"{name}@" for name in RANKED)):
-        raise UsageError(
-            f"there is no score {score!r}: choose one of {', '.join(SCORES)}, or {', '.join(RANKED)} @k"
+    scoring = None
+    if folds:
+        scoring = plan_scoring(
+            data,
+            folds,
+            len(radii) * len(weights),
+            score=score,
+            threshold=threshold,
+            k=k,
+            room=memory_limit * RESULTS_SHARE,
         )
     data.check(executor)
     features = data.n_features + bool(fit_intercept)
@@ -191,8 +141,14 @@ def tune(
     products = max(folds, 1) * 8 * features * (features + data.n_labels)
     small = features**2 <= ASSEMBLED_ENTRIES and products <= memory_limit * RESULTS_SHARE
     results = window * gradients + small * products
+    results = max(results, 0 if scoring is None else scoring.nbytes)
     check_room(data.block_nbytes, executor, results)
     weightings = [(weight, resolve_p0(weight, data.k_hat, data.n_labels)) for weight in weights]
+    if folds and score == "weighted_hamming_loss" and len({p0 for _, p0 in weightings}) > 1:
+        raise UsageError(
+            f"the weighted Hamming loss is weighted by p0, so that points of the weights {list(weights)!r} "
+            "cannot be compared by it: search one weighting, or choose by 'hamming_loss'"
+        )
     grid = [(radius, weight, p0) for weight, p0 in weightings for radius in radii]
     if dtype == "auto":
         dtype = "float64" if data.is_sparse else str(data.x_dtype)
@@ -234,11 +190,11 @@ def tune(
             search.wait()
             if journal is not None:
                 journal.save()
-            points = search.evaluated(grid, threshold, k)
+            points = search.evaluated(grid, scoring)
     finally:
         aside.shutdown(cancel_futures=True)
         executor.everywhere(forget_run, source.run)
-    return Tuned(tuple(points), score, search.passes, iterations)
+    return Tuned(tuple(points), score, threshold, search.passes, iterations)
 
 
 class Search:
@@ -377,36 +333,27 @@ class Search:
         return results
 
     def evaluated(
-        self, grid: list[tuple[float, str | float, float]], threshold: float, k: int
+        self, grid: list[tuple[float, str | float, float]], scoring: Scoring | None
     ) -> list[GridPoint]:
-        """One read: score the held-out rows of every fold with all its points."""
+        """Score the held-out rows of every fold with all its points, if there are folds."""
         for path in self.paths:
             for point in path.unsolved:
                 point.settle(path.problem.basis)
         every = [point for path in self.paths for point in path.points]
         per_fold = [every[start : start + len(grid)] for start in range(0, len(every), len(grid))]
-        edges = metrics.uniform_edges()
-        scored: list[list[dict[str, float]]] = [[] for _ in grid]
-        curves: list[Partial | None] = [None for _ in grid]
-        if self.folds != [None]:
-            job = Scoring(
+        held_out: list[HeldOut | None] = [None for _ in grid]
+        if scoring is not None:
+            problems = [paths[0].problem for paths in self.by_fold]
+            held_out[:], rows_read = score_grid(
+                self.executor,
                 self.source,
-                tuple(fold for fold in self.folds if fold is not None),
-                tuple(tuple((point.u, point.mt) for point in points) for points in per_fold),
-                threshold,
-                min(k, self.source.data.n_labels),
-                edges,
+                [fold for fold in self.folds if fold is not None],
+                [[(point.u, point.mt) for point in points] for points in per_fold],
+                [p0 for _, _, p0 in grid],
+                [(problem.label_counts, problem.n_rows) for problem in problems],
+                scoring,
             )
-            sums = self.executor.reduce(score_block, combine, self.source.data.blocks, job)
-            self.rows_read += int(sums["rows_read"])
-            for at, (_, _, p0) in enumerate(grid):
-                for fold in range(len(self.folds)):
-                    prefix = f"{fold}:{at}:"
-                    own = {n.removeprefix(prefix): v for n, v in sums.items() if n.startswith(prefix)}
-                    scored[at].append(named_scores(own, edges, p0))
-                    histogram = {name: own[name] for name in HISTOGRAM}
-                    before = curves[at]
-                    curves[at] = histogram if before is None else combine([before, histogram])
+            self.rows_read += rows_read
         return [
             GridPoint(
                 radius,
@@ -415,8 +362,9 @@ class Search:
                 np.array([points[at].objective for points in per_fold]),
                 np.array([points[at].relative_gap for points in per_fold]),
                 np.array([points[at].mt.shape[1] for points in per_fold]),
-                {name: np.array([fold[name] for fold in scored[at]]) for name in (scored[at] or [{}])[0]},
-                None if (curve := curves[at]) is None else metrics.threshold_curve(curve, edges),
+                {} if (own := held_out[at]) is None else own.scores,
+                None if own is None else own.rule,
+                None if own is None else own.curve,
             )
             for at, (radius, weight, p0) in enumerate(grid)
         ]

@@ -240,7 +240,7 @@ def test_every_point_of_the_grid_is_there_with_its_error(
         values = point.scores["micro_f1"]
         error = values.std(ddof=1) / np.sqrt(3)
         assert (row[0], row[1]) == (f"{point.radius:g}", str(point.weights))
-        assert row[3] == f"{values.mean():.4f} ± {error:.4f}"
+        assert row[3] == f"{values.mean():#.4g} ± {error:#.2g}"
     assert len(found.classes("bar")) == len(tuned.points)
     (remark,) = (row[-1] for row in rows if "chosen" in row[-1])
     assert "best" in remark
@@ -388,7 +388,7 @@ def test_the_record_of_a_search_is_bounded_and_keeps_the_choices(fitted: SparseW
             some, radius=float(place + 1), scores={"micro_f1": score, "best_f1": score, "micro_auc": score}
         )
 
-    tuned = Tuned(tuple(point(place) for place in range(5000)), "micro_f1", 9, 3)
+    tuned = Tuned(tuple(point(place) for place in range(5000)), "micro_f1", 0.5, 9, 3)
     model = searched(fitted.model_, tuned, tuned.best)
     record = model.info["search"]
     assert len(json.dumps(record)) < 150_000
