@@ -15,11 +15,13 @@ import numpy.typing as npt
 import scipy.linalg
 
 from .problem import Problem
+from .small_problem import Quadratic
 
 __all__ = [
     "Answer",
     "assembled",
     "krylov",
+    "leading_on_basis",
     "leading_vectors",
     "nothing_found",
     "singular_rotation",
@@ -116,6 +118,19 @@ def krylov(problem: Problem, mt: Array, start: Array, max_rounds: int) -> Answer
         block = np.linalg.qr(np.hstack([right[:, :1], images[:, -product.shape[1] :]]))[0]
         block[:, 0] = right[:, 0]
     return answer or nothing_found(problem, block, *value_and_slope)
+
+
+def leading_on_basis(small: Quadratic, mt: Array, count: int) -> tuple[Array, Array, Array]:
+    """The leading singular triples of the gradient so far as the basis of the small problem contains them.
+
+    Left vectors are given by their coordinates in the basis, and the values are all there are: lower bounds.
+    """
+    small.begin(mt)
+    squares, coordinates = np.linalg.eigh(small.total("gradient_gram"))
+    values = np.sqrt(np.maximum(squares[::-1], 0))
+    coordinates = coordinates[:, ::-1][:, :count]
+    scaled = coordinates / np.maximum(values[: coordinates.shape[1]], 1e-300)
+    return coordinates, values, np.concatenate(small.each("gradient_times", scaled))
 
 
 def nothing_found(problem: Problem, block: Array, objective: float, slope: float) -> Answer:

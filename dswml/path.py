@@ -11,9 +11,10 @@ import numpy.typing as npt
 from . import oracle
 from .corrective import project_nuclear, solve
 from .duality import GapBound
-from .frank_wolfe import MAX_BLOCK, MIN_BLOCK, OBJECTIVE_FLOOR
+from .frank_wolfe import OBJECTIVE_FLOOR
 from .least_squares import step_ahead
 from .problem import Problem
+from .result_sizes import MAX_BLOCK, MIN_BLOCK
 from .small_problem import Quadratic
 from .sweep import Partial, Sweep
 

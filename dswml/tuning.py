@@ -30,12 +30,12 @@ from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
 from .folds import Fold
-from .frank_wolfe import ASSEMBLED_ENTRIES, ASSEMBLED_SIDE, is_assembled, result_nbytes
 from .grid_scores import HISTOGRAM, RANKED, SCORES, Scoring, named_scores, score_block
 from .label_sums import plan_directions
 from .path import Path
 from .plain_path import PlainPath
 from .problem import Problem
+from .result_sizes import ASSEMBLED_ENTRIES, ASSEMBLED_SIDE, is_assembled, result_nbytes
 from .solver_state import restore_search, search_state
 from .stored import Dataset
 from .stratify import stratified_folds
