@@ -22,11 +22,9 @@ __all__ = ["Path", "Point"]
 
 Array = npt.NDArray[Any]
 
-#: A path forgets the directions that its solutions do not use once these are a share of NEEDED: with a
-#: weight below NEGLIGIBLE of the largest, a direction is not used.
-NEGLIGIBLE = 1e-3
-#: Below this it is rounding.
-NOTHING = 1e-7
+#: A path forgets the directions that its solutions do not use once those that they use are a share of NEEDED:
+#: with a weight below NEGLIGIBLE of the largest, a direction is not used; below NOTHING it is rounding.
+NEGLIGIBLE, NOTHING = 1e-3, 1e-7
 NEEDED = 0.9
 #: A small problem is solved to INNER of what its basis lacked at the last look, but to ROUGHEST of F at
 #: least and not beyond FINEST of the tolerance.
@@ -44,6 +42,8 @@ class Point:
         self.u: Array | None = None
         self.objective = self.gap = self.relative_gap = np.inf
         self.curvature = 1e-6
+        # Right singular vectors of the gradient at the last look, where they are found from the last ones.
+        self.last_right = np.zeros((n_labels, 0))
         # Gap of the small problem, and what the gap has beyond it: that is what the basis lacks.
         self.inner, self.excess = 0.0, np.inf
 
@@ -65,11 +65,14 @@ class Point:
         """Hold the factors apart from the basis, which goes on changing."""
         self.widen(basis.shape[1])
         rotation, self.mt = self.compact()
-        self.u = basis @ rotation
+        self.u, self.last_right = basis @ rotation, self.last_right[:, :0]
 
 
 class Path:
     """All radii of one weighting on one fold, from the smallest on, on a basis that follows them."""
+
+    #: With a weight below this share of the largest a direction is not used.
+    negligible = NEGLIGIBLE
 
     def __init__(self, problem: Problem, radii: Sequence[float], cap: int, window: int, tol: float) -> None:
         self.problem, self.cap, self.window, self.tol = problem, cap, window, tol
@@ -93,8 +96,8 @@ class Path:
         for point in self.open:
             point.widen(self.problem.rank)
 
-    def request(self) -> Sweep:
-        """Ask for the gradients of the open points."""
+    def request(self, iteration: int) -> Sweep:
+        """Ask for what this iteration must know of the open points: their gradients."""
         self.advance()
         points = tuple((*point.compact(), self.problem.p0) for point in self.open)
         return self.problem.request(None, points=points)
@@ -124,20 +127,27 @@ class Path:
         """Find the gap of a point: settle it, or return the directions that its basis lacks, if any."""
         problem = self.problem
         left, values, right = oracle.decompose(gradient, None)
-        point.objective, scale = objective, max(objective, self.floor)
-        point.gap = max(slope + point.radius * float(values[0]), 0.0)
+        point.objective = objective
+        gap = max(slope + point.radius * float(values[0]), 0.0)
         expected = values * (values > -slope / point.radius if problem.rank else False)
         if self.bound is not None:
             factors, triples = (problem.basis, point.mt), (left, values, right)
-            point.gap, expected = self.bound.gap_at(factors, triples, slope, point.radius, problem.p0)
-        point.relative_gap = point.gap / scale
-        point.excess = max(point.gap - point.inner, 0.0)
-        if point.relative_gap <= self.tol:
-            point.settle(problem.basis)
-            return None
-        if point.excess <= FINEST * self.tol * scale:
+            gap, expected = self.bound.gap_at(factors, triples, slope, point.radius, problem.p0)
+        self.judge(point, gap)
+        if point.solved or point.excess <= FINEST * self.tol * self.scale(point):
             return None
         return _lacked(left, expected)
+
+    def judge(self, point: Point, gap: float) -> None:
+        """Take the gap of a point, whose objective is known, and settle it if that is small enough."""
+        point.gap, point.relative_gap = gap, gap / self.scale(point)
+        point.excess = max(gap - point.inner, 0.0)
+        if point.relative_gap <= self.tol:
+            point.settle(self.problem.basis)
+
+    def scale(self, point: Point) -> float:
+        """What the gap of a point is relative to."""
+        return max(point.objective, self.floor)
 
     def grow(self, wanted: list[tuple[float, Array]]) -> None:
         """Append what is new in the directions that points want, each with its relative gap."""
@@ -173,9 +183,9 @@ class Path:
             used = [self.on_basis(point) for point in points]
             if not used or (points is not near and not full):
                 return
-            stacked = np.vstack([mt / max(float(np.linalg.norm(mt)), 1e-300) for mt in used])
-            squares, directions = np.linalg.eigh(stacked.T @ stacked)
-            needed = int(np.count_nonzero(squares > NEGLIGIBLE**2 * squares.max(initial=0.0)))
+            grams = [mt.T @ mt / max(float(np.vdot(mt, mt)), 1e-300) for mt in used]
+            squares, directions = np.linalg.eigh(np.sum(grams, axis=0))
+            needed = int(np.count_nonzero(squares > self.negligible**2 * squares.max(initial=0.0)))
             if full and points is not near:
                 needed = min(needed, max(problem.rank - MIN_BLOCK, 1))
             elif needed >= NEEDED * (problem.rank - MIN_BLOCK):

@@ -30,12 +30,14 @@ from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
 from .folds import Fold
+from .free_path import FreePath
 from .grid_scores import HISTOGRAM, RANKED, SCORES, Scoring, named_scores, score_block
 from .label_sums import plan_directions
 from .path import Path
 from .plain_path import PlainPath
 from .problem import Problem
-from .result_sizes import ASSEMBLED_ENTRIES, ASSEMBLED_SIDE, is_assembled, result_nbytes
+from .result_sizes import block_limit
+from .search_plan import SearchPlan, plan_search
 from .solver_state import restore_search, search_state
 from .stored import Dataset
 from .stratify import stratified_folds
@@ -46,10 +48,6 @@ __all__ = ["GridPoint", "Tuned", "tune"]
 
 Array = npt.NDArray[Any]
 
-#: Radii of a weighting that are worked on at once, at most: fewer if their gradients, for all folds and
-#: weightings, are more than this share of the memory limit.
-WINDOW = 2
-RESULTS_SHARE = 0.1
 #: Outer iterations after which the points that are left stay as they are.
 MAX_ITERATIONS = 60
 
@@ -140,6 +138,7 @@ def tune(
     checkpoint: Checkpoints | None = None,
     stop: Callable[[], bool] | None = None,
     announce: Callable[[str], None] | None = None,
+    assemble: bool | None = None,
 ) -> Tuned:
     """Solve every point of radii x weights on every fold, and score the held-out rows.
 
@@ -168,6 +167,8 @@ def tune(
         Called with the iteration, the passes so far, the points solved and their number.
     checkpoint, stop, announce
         As in `dswml.training.train`.
+    assemble : bool, optional
+        Whether to assemble gradients; by default where they are small. Gaps are estimates elsewhere.
 
     Returns
     -------
@@ -181,17 +182,16 @@ def tune(
         )
     data.check(executor)
     features = data.n_features + bool(fit_intercept)
-    if not is_assembled(features, data.n_labels):
-        raise UsageError(
-            f"the search assembles gradients, and {features} features x {data.n_labels} labels are more "
-            f"than {ASSEMBLED_ENTRIES:,} entries or {ASSEMBLED_SIDE} on a side: train single points instead"
-        )
-    gradients = max(folds, 1) * len(weights) * result_nbytes(features, data.n_labels)
-    window = int(np.clip(memory_limit * RESULTS_SHARE / gradients, 1, WINDOW))
-    products = max(folds, 1) * 8 * features * (features + data.n_labels)
-    small = features**2 <= ASSEMBLED_ENTRIES and products <= memory_limit * RESULTS_SHARE
-    results = window * gradients + small * products
-    check_room(data.block_nbytes, executor, results)
+    plan = plan_search(
+        data.n_rows,
+        features,
+        np.asarray(data.label_counts),
+        folds=folds,
+        weightings=len(weights),
+        memory_limit=memory_limit,
+        assemble=assemble,
+    )
+    check_room(data.block_nbytes, executor, plan.result_nbytes)
     weightings = [(weight, resolve_p0(weight, data.k_hat, data.n_labels)) for weight in weights]
     grid = [(radius, weight, p0) for weight, p0 in weightings for radius in radii]
     if dtype == "auto":
@@ -203,7 +203,7 @@ def tune(
         None if data.normalize == normalize else normalize,
         float(fit_intercept),
         cache,
-        reserve=task_nbytes(0, results),
+        reserve=task_nbytes(0, plan.result_nbytes),
     )
     request = {
         "verb": "tune",
@@ -218,6 +218,7 @@ def tune(
         "normalize": normalize,
         "dtype": dtype,
         "memory_limit": memory_limit,
+        "assemble": plan.assemble,
     }
     journal = begin(checkpoint, request, n_rows=data.n_rows, limit=memory_limit, stop=stop, announce=announce)
     threads = max(min(executor.n_slots, len(os.sched_getaffinity(0))), 1)
@@ -228,7 +229,7 @@ def tune(
             assigned = stratified_folds(source, executor, folds, seed) if stratify and folds else None
             parts = [Fold(folds, seed, fold, assigned) for fold in range(folds)]
             pools = (pool, aside)
-            search = Search(executor, source, radii, p0s, parts, tol, memory_limit, window, small, pools)
+            search = Search(executor, source, radii, p0s, parts, tol, plan, seed, pools)
             search.journal = journal
             iterations = search.solve(on_iteration)
             search.wait()
@@ -254,12 +255,11 @@ class Search:
         weightings: Sequence[float],
         folds: Sequence[Fold],
         tol: float,
-        memory_limit: int,
-        window: int,
-        small: bool,
+        plan: SearchPlan,
+        seed: int,
         pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor],
     ) -> None:
-        self.executor, self.source, self.small = executor, source, small
+        self.executor, self.source, self.plan = executor, source, plan
         self.pool, self.aside = pools
         self.under_way: list[Future[None]] = []  # paths that read no more, which are solved meanwhile
         self.rows_read = 0
@@ -274,13 +274,18 @@ class Search:
                 problem = Problem(
                     executor, replace(each, basis=str(p0)), label_counts, radius=1.0, p0=p0, n_rows=n_rows
                 )
-                limit = memory_limit // (len(sources) * len(weightings))
-                cap, place = plan_directions(n_rows, source.n_features, label_counts, limit)
+                share = plan.path_limit
+                cap, place = plan_directions(n_rows, source.n_features, label_counts, share)
                 if p0 == 0.5:  # no statistics of labels, so more directions
-                    cap, _ = plan_directions(0, source.n_features, np.zeros_like(label_counts), limit)
+                    cap, _ = plan_directions(0, source.n_features, np.zeros_like(label_counts), share)
                 problem.keep_statistics(place)
-                kind = PlainPath if small and p0 == 0.5 else Path
-                self.paths.append(kind(problem, radii, cap, window, tol))
+                if plan.assemble:
+                    kind = PlainPath if plan.small and p0 == 0.5 else Path
+                    self.paths.append(kind(problem, radii, cap, plan.window, tol))
+                    continue
+                limit = block_limit(n_rows, source.n_features, label_counts, place, p0, share)
+                own = (seed, len(self.paths))
+                self.paths.append(FreePath(problem, radii, cap, plan.window, tol, limit=limit, seed=own))
 
     @property
     def passes(self) -> int:
@@ -295,8 +300,8 @@ class Search:
             if self.journal is not None:
                 state = begun if iteration == first and begun else search_state(self, iteration)
                 self.journal.between(state, over=False)
-            if iteration:
-                self.look()
+            if iteration or not self.plan.assemble:
+                self.look(iteration)
             else:
                 self.begin()
             left = sum(len(path.unsolved) for path in self.paths)
@@ -306,7 +311,7 @@ class Search:
             if not grown:
                 return iteration
             self.read(grown, [path.problem.request(None) for path in grown])
-            list(self.pool.map(Path.correct, grown))
+            list(self.pool.map(lambda path: path.correct(), grown))
         left = sum(len(path.unsolved) for path in self.unsolved)
         warnings.warn(
             f"{left} of {total} points are not solved to the tolerance after {MAX_ITERATIONS} iterations: "
@@ -329,10 +334,10 @@ class Search:
     def begin(self) -> None:
         """One read: Y^T X of every fold, which is the gradient at 0, and X^T X where that is small."""
         firsts = [paths[0] for paths in self.by_fold]
-        requests = [path.problem.request(None, square=self.small, cross=True) for path in firsts]
+        requests = [path.problem.request(None, square=self.plan.small, cross=True) for path in firsts]
         sums = self.read(firsts, requests)
         bounds: list[GapBound | None] = [None for _ in firsts]
-        if self.small and not all(isinstance(path, PlainPath) for path in self.paths):
+        if self.plan.small and not all(isinstance(path, PlainPath) for path in self.paths):
             bounds = list(self.pool.map(_bound_of, firsts, sums))
         others = []
         for paths, bound, own in zip(self.by_fold, bounds, sums, strict=True):
@@ -352,10 +357,12 @@ class Search:
         for future in self.under_way:
             future.result()
 
-    def look(self) -> None:
-        """One read: the gradient at every point that is not solved."""
+    def look(self, iteration: int) -> None:
+        """One read: the gradient at every open point, or its product with a block."""
         paths = self.unsolved
-        results = self.read(paths, [path.request() for path in paths])
+        if not paths:
+            return
+        results = self.read(paths, list(self.pool.map(lambda path: path.request(iteration), paths)))
         list(self.pool.map(lambda pair: pair[0].look(pair[1]), zip(paths, results, strict=True)))
 
     def read(self, paths: list[Path], requests: list[Any]) -> list[Partial]:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dswml import tuning
+from dswml import search_plan
 from dswml.errors import UsageError
 from dswml.estimator import SparseWeightedClassifier
 from dswml.estimator_cv import SparseWeightedClassifierCV
@@ -100,7 +100,7 @@ def test_uniform_weights_take_one_read_where_their_products_find_room(
     data = as_dataset(*problem(), block_bytes=4096)
     with InProcessExecutor(1) as executor:
         found = tune(data, executor, radii=RADII, weights=("uniform",), folds=0)
-        monkeypatch.setattr(tuning, "RESULTS_SHARE", 0.0)
+        monkeypatch.setattr(search_plan, "RESULTS_SHARE", 0.0)
         others = tune(data, executor, radii=RADII, weights=("uniform",), folds=0)
     assert found.passes == 1 < others.passes
     for point, other in zip(found.points, others.points, strict=True):
