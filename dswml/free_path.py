@@ -52,14 +52,14 @@ class FreePath(Path):
     ) -> None:
         fitting = min(limit.at(cap), cap // 2) // MIN_BLOCK
         super().__init__(problem, radii, cap, min(max(fitting, 1), window), tol)
-        self.limit, self.seed = limit, seed
+        self.limit, self.seed, self.ahead = limit, seed, self.window * MIN_BLOCK
         self.blocks: tuple[Array, ...] = ()
         self.slopes: list[float] = []
 
     def request(self, iteration: int) -> Sweep:
         """Ask for the products of the open points' gradients with a start block each."""
         self.advance()
-        if self.problem.rank:
+        if self.full:  # until then directions are kept, which took two reads
             self.narrow()
         compact = [point.compact() for point in self.open]
         self.blocks = tuple(

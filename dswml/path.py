@@ -76,6 +76,7 @@ class Path:
 
     def __init__(self, problem: Problem, radii: Sequence[float], cap: int, window: int, tol: float) -> None:
         self.problem, self.cap, self.window, self.tol = problem, cap, window, tol
+        self.ahead = MIN_BLOCK  # directions that an iteration must find room for
         self.points = [Point(radius, problem.n_labels) for radius in radii]
         self.open: list[Point] = []
         self.bound: GapBound | None = None
@@ -179,7 +180,7 @@ class Path:
         solved = [point for point in self.points if point.solved]
         near = [*left, *sorted(solved, key=lambda point: point.radius)[-2:]]
         for points in (near, left[:1]):
-            full = self.cap < problem.n_features and problem.rank + MIN_BLOCK > self.cap
+            full = self.full
             used = [self.on_basis(point) for point in points]
             if not used or (points is not near and not full):
                 return
@@ -187,14 +188,19 @@ class Path:
             squares, directions = np.linalg.eigh(np.sum(grams, axis=0))
             needed = int(np.count_nonzero(squares > self.negligible**2 * squares.max(initial=0.0)))
             if full and points is not near:
-                needed = min(needed, max(problem.rank - MIN_BLOCK, 1))
-            elif needed >= NEEDED * (problem.rank - MIN_BLOCK):
+                needed = min(needed, max(problem.rank - self.ahead, 1))
+            elif needed >= NEEDED * (problem.rank - self.ahead):
                 continue
             if needed:
                 rotation = directions[:, -needed:]
                 problem.rotate(rotation)
                 for point in left:
                     point.mt = point.mt @ rotation
+
+    @property
+    def full(self) -> bool:
+        """Whether the basis has no room for the directions of another iteration."""
+        return self.cap < self.problem.n_features and self.problem.rank + self.ahead > self.cap
 
     def on_basis(self, point: Point) -> Array:
         """M^T of a point on the basis of the path."""

@@ -54,10 +54,12 @@ def result_nbytes(
     *,
     square: bool = False,
     grams: int = 0,
+    least: int = 2,
 ) -> int:
     """Bytes of what a task returns at most: gradient and X^T X, or what a block of directions asks for.
 
-    ``grams`` are the entries that a direction has in the Gram matrices that workers sum.
+    ``grams`` are the entries that a direction has in the Gram matrices that workers sum; a block has
+    ``least`` directions whatever the limit.
 
     Examples
     --------
@@ -65,15 +67,15 @@ def result_nbytes(
     (1504000, True)
     """
     width, entries = min(MAX_BLOCK, n_features, n_labels), n_features + n_labels
-    summed = min(8 * width * grams, GRAMS_SHARE * memory_limit)
+    summed = min(8 * width * grams, max(GRAMS_SHARE * memory_limit, 8 * least * grams))
     if is_assembled(n_features, n_labels):
         return int(8 * (n_features * (n_labels + square * n_features) + width * entries) + summed)
-    return int(min(8 * width * entries, max(RESULTS_SHARE * memory_limit, 8 * 2 * entries)) + summed)
+    return int(min(8 * width * entries, max(RESULTS_SHARE * memory_limit, 8 * least * entries)) + summed)
 
 
-def fitting(entries: int, memory_limit: int) -> int:
+def fitting(entries: int, memory_limit: int, least: int = 2) -> int:
     """Return how many columns of so many entries a result may have."""
-    return max(int(RESULTS_SHARE * memory_limit / (8 * entries)), 2)
+    return max(int(RESULTS_SHARE * memory_limit / (8 * entries)), least)
 
 
 @dataclass(frozen=True)
@@ -87,22 +89,31 @@ class BlockLimit:
     grams : int
         Labels whose Gram matrices they sum.
     memory_limit : int
+    least : int
+        What a block has whatever the limit.
     """
 
     columns: int
     grams: int
     memory_limit: int
+    least: int
 
     def at(self, rank: int) -> int:
         """Return the most for a basis of so many directions, which each label's sums have a row for."""
         if not self.grams:
             return self.columns
         per_column = 8 * self.grams * (rank + MIN_BLOCK)
-        return min(self.columns, max(int(GRAMS_SHARE * self.memory_limit / per_column), 2))
+        return min(self.columns, max(int(GRAMS_SHARE * self.memory_limit / per_column), self.least))
 
 
 def block_limit(
-    n_rows: int, n_features: int, label_counts: Array, place: Array, p0: float, memory_limit: int
+    n_rows: int,
+    n_features: int,
+    label_counts: Array,
+    place: Array,
+    p0: float,
+    memory_limit: int,
+    least: int = 2,
 ) -> BlockLimit:
     """Return the limit of blocks whose statistics are summed where ``place`` says.
 
@@ -115,5 +126,5 @@ def block_limit(
     """
     light_rows = min(n_rows, int(label_counts[place < 0].sum()))
     summed = int(np.count_nonzero(place >= 0)) if p0 != 0.5 else place.size
-    columns = fitting(n_features + summed + light_rows // 4, memory_limit)
-    return BlockLimit(columns, summed if p0 != 0.5 else 0, memory_limit)
+    columns = fitting(n_features + summed + light_rows // 4, memory_limit, least)
+    return BlockLimit(columns, summed if p0 != 0.5 else 0, memory_limit, least)

@@ -4,6 +4,8 @@ Each fold and weighting has one basis, grown from the fold's training rows only,
 from the smallest on; its statistics serve all of them. A read of X serves all folds, all weightings and
 several radii of each: it yields the gradient of every point, hence its certified gap and the directions
 it lacks. A second read takes up the new directions of all bases. A last one scores the held-out rows.
+Where gradients are too large to be assembled, the first of these reads yields products with them (see
+`dswml.free_path`), and gaps are estimates.
 Where X^T X is small it comes with the first read: uniform weights need no other (see
 `dswml.least_squares`), and the gaps of all others are those of `dswml.duality`, which few steps reach.
 """
@@ -30,18 +32,15 @@ from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
 from .folds import Fold
-from .free_path import FreePath
 from .grid_scores import HISTOGRAM, RANKED, SCORES, Scoring, named_scores, score_block
-from .label_sums import plan_directions
 from .path import Path
 from .plain_path import PlainPath
 from .problem import Problem
-from .result_sizes import block_limit
-from .search_plan import SearchPlan, plan_search
+from .search_plan import SearchPlan, plan_search, planned_path
 from .solver_state import restore_search, search_state
 from .stored import Dataset
 from .stratify import stratified_folds
-from .sweep import Partial, combine, sweep_block_together
+from .sweep import Partial, Sweep, combine, sweep_block_together
 from .weights import resolve_p0
 
 __all__ = ["GridPoint", "Tuned", "tune"]
@@ -62,12 +61,14 @@ class GridPoint:
     weights : str or float
         As given.
     objective, relative_gap : ndarray (folds,)
-        Training objective and certified relative gap on each fold.
+        Training objective and relative gap on each fold.
     rank : ndarray (folds,)
     scores : dict of str to ndarray (folds,)
         Every metric on the held-out rows of each fold, at the fixed threshold; "best_f1" at the best one.
     curve : ThresholdCurve or None
         True and false positives over all held-out rows against the threshold; None without folds.
+    certified : bool
+        Whether the gaps are certified; else they are estimates, as a rule 0.6 to 1 times the true ones.
     """
 
     radius: float
@@ -78,6 +79,7 @@ class GridPoint:
     rank: Array
     scores: dict[str, Array]
     curve: metrics.ThresholdCurve | None
+    certified: bool
 
     @property
     def threshold(self) -> float:
@@ -102,6 +104,11 @@ class Tuned:
     score: str
     passes: int
     iterations: int
+
+    @property
+    def certified(self) -> bool:
+        """Whether the gaps of all points are certified."""
+        return all(point.certified for point in self.points)
 
     @property
     def best(self) -> GridPoint:
@@ -160,7 +167,7 @@ def tune(
     threshold : float
         At which labels are predicted for the scores.
     tol : float
-        Certified relative gap of every point.
+        Relative gap of every point, certified where gradients are assembled.
     k : int
         Largest k of P@k and its kin.
     on_iteration : callable, optional
@@ -274,18 +281,7 @@ class Search:
                 problem = Problem(
                     executor, replace(each, basis=str(p0)), label_counts, radius=1.0, p0=p0, n_rows=n_rows
                 )
-                share = plan.path_limit
-                cap, place = plan_directions(n_rows, source.n_features, label_counts, share)
-                if p0 == 0.5:  # no statistics of labels, so more directions
-                    cap, _ = plan_directions(0, source.n_features, np.zeros_like(label_counts), share)
-                problem.keep_statistics(place)
-                if plan.assemble:
-                    kind = PlainPath if plan.small and p0 == 0.5 else Path
-                    self.paths.append(kind(problem, radii, cap, plan.window, tol))
-                    continue
-                limit = block_limit(n_rows, source.n_features, label_counts, place, p0, share)
-                own = (seed, len(self.paths))
-                self.paths.append(FreePath(problem, radii, cap, plan.window, tol, limit=limit, seed=own))
+                self.paths.append(planned_path(problem, radii, tol, plan, (seed, len(self.paths))))
 
     @property
     def passes(self) -> int:
@@ -360,12 +356,19 @@ class Search:
     def look(self, iteration: int) -> None:
         """One read: the gradient at every open point, or its product with a block."""
         paths = self.unsolved
-        if not paths:
-            return
         results = self.read(paths, list(self.pool.map(lambda path: path.request(iteration), paths)))
         list(self.pool.map(lambda pair: pair[0].look(pair[1]), zip(paths, results, strict=True)))
 
-    def read(self, paths: list[Path], requests: list[Any]) -> list[Partial]:
+    def read(self, paths: list[Path], requests: list[Sweep]) -> list[Partial]:
+        """Read X once, or once for so many paths as find room together."""
+        step = self.plan.together
+        return [
+            sums
+            for first in range(0, len(paths), step)
+            for sums in self.read_together(paths[first : first + step], requests[first : first + step])
+        ]
+
+    def read_together(self, paths: list[Path], requests: list[Sweep]) -> list[Partial]:
         pieces = [piece for path in paths for piece in path.problem.pieces]
 
         def made() -> Partial:
@@ -424,6 +427,7 @@ class Search:
                 np.array([points[at].mt.shape[1] for points in per_fold]),
                 {name: np.array([fold[name] for fold in scored[at]]) for name in (scored[at] or [{}])[0]},
                 None if (curve := curves[at]) is None else metrics.threshold_curve(curve, edges),
+                self.plan.assemble,
             )
             for at, (radius, weight, p0) in enumerate(grid)
         ]
