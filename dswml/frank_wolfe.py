@@ -441,8 +441,7 @@ class Run:
         used = min(used, keep)
         if self.options.step != "corrective":
             keep = used
-        recent = np.eye(problem.rank)[:, ::-1]
-        rotation = np.linalg.qr(np.hstack([rotation[:used].T, recent]))[0][:, :keep]
+        rotation = oracle.with_recent(rotation[:used].T, keep)
         problem.rotate(rotation)
         self.mt = self.mt @ rotation
 

@@ -36,9 +36,6 @@ class FreePath(Path):
         Makes the random vectors, with the iteration and the number of the point.
     """
 
-    #: A direction is forgotten only where W stays what it is: its gap is estimated afterwards.
-    negligible = NOTHING
-
     def __init__(
         self,
         problem: Problem,
@@ -59,8 +56,7 @@ class FreePath(Path):
     def request(self, iteration: int) -> Sweep:
         """Ask for the products of the open points' gradients with a start block each."""
         self.advance()
-        if self.full:  # until then directions are kept, which took two reads
-            self.narrow()
+        self.narrow()
         compact = [point.compact() for point in self.open]
         self.blocks = tuple(
             self.start_block(point, mt, np.random.default_rng([*self.seed, iteration, number]))
@@ -77,6 +73,20 @@ class FreePath(Path):
             room = min(room, self.cap - problem.rank)
         width = min(MIN_BLOCK + mt.shape[1], MAX_BLOCK, max(room // len(self.open), 2))
         return np.ascontiguousarray(oracle.warm_start(mt, point.last_right, width, rng))
+
+    def narrow(self) -> None:
+        """Forget directions where there is no more room: those that no solution uses first, oldest first.
+
+        W stays what it is where it can, since its gap is estimated afterwards.
+        """
+        if not self.full:
+            return
+        room = self.cap - self.ahead
+        for points in (self.near, self.open, self.open[:1]):
+            used = self.used(points, NOTHING)
+            if used.shape[1] <= room:
+                break
+        self.rotate(oracle.with_recent(used[:, :room], room))
 
     def look(self, sums: Partial) -> None:
         """Take the products: values and slopes of the open points, and directions for the basis."""

@@ -27,6 +27,7 @@ __all__ = [
     "singular_rotation",
     "svd",
     "warm_start",
+    "with_recent",
 ]
 
 Array = npt.NDArray[Any]
@@ -176,6 +177,21 @@ def singular_rotation(mt: Array) -> tuple[Array, Array]:
         triangle = np.asarray(np.linalg.qr(np.vstack([triangle, mt[first : first + step]]), mode="r"))
     _, values, rows = svd(triangle)
     return values, rows
+
+
+def with_recent(used: Array, keep: int) -> Array:
+    """Orthonormal columns that span the directions ``used`` (r x k) and the last ones of the basis.
+
+    Examples
+    --------
+    >>> abs(with_recent(np.array([[1.0], [0.0], [0.0]]), 2))
+    array([[1., 0.],
+           [0., 0.],
+           [0., 1.]])
+    """
+    recent = np.eye(len(used))[:, ::-1]
+    rotation: Array = np.linalg.qr(np.hstack([used, recent]))[0][:, :keep]
+    return rotation
 
 
 def svd(matrix: Array) -> tuple[Array, Array, Array]:

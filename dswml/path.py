@@ -71,12 +71,11 @@ class Point:
 class Path:
     """All radii of one weighting on one fold, from the smallest on, on a basis that follows them."""
 
-    #: With a weight below this share of the largest a direction is not used.
-    negligible = NEGLIGIBLE
+    #: Directions that an iteration must find room for.
+    ahead = MIN_BLOCK
 
     def __init__(self, problem: Problem, radii: Sequence[float], cap: int, window: int, tol: float) -> None:
         self.problem, self.cap, self.window, self.tol = problem, cap, window, tol
-        self.ahead = MIN_BLOCK  # directions that an iteration must find room for
         self.points = [Point(radius, problem.n_labels) for radius in radii]
         self.open: list[Point] = []
         self.bound: GapBound | None = None
@@ -175,27 +174,42 @@ class Path:
 
         Where even these leave no room, the smallest radius that is not solved keeps its own.
         """
-        problem = self.problem
-        left = [point for point in self.open if not point.solved]
-        solved = [point for point in self.points if point.solved]
-        near = [*left, *sorted(solved, key=lambda point: point.radius)[-2:]]
+        near, left = self.near, self.unsolved_open
         for points in (near, left[:1]):
             full = self.full
-            used = [self.on_basis(point) for point in points]
-            if not used or (points is not near and not full):
+            if not points or (points is not near and not full):
                 return
-            grams = [mt.T @ mt / max(float(np.vdot(mt, mt)), 1e-300) for mt in used]
-            squares, directions = np.linalg.eigh(np.sum(grams, axis=0))
-            needed = int(np.count_nonzero(squares > self.negligible**2 * squares.max(initial=0.0)))
+            used, room = self.used(points, NEGLIGIBLE), self.problem.rank - MIN_BLOCK
             if full and points is not near:
-                needed = min(needed, max(problem.rank - self.ahead, 1))
-            elif needed >= NEEDED * (problem.rank - self.ahead):
+                used = used[:, : max(room, 1)]
+            elif used.shape[1] >= NEEDED * room:
                 continue
-            if needed:
-                rotation = directions[:, -needed:]
-                problem.rotate(rotation)
-                for point in left:
-                    point.mt = point.mt @ rotation
+            if used.shape[1]:
+                self.rotate(used)
+
+    @property
+    def unsolved_open(self) -> list[Point]:
+        """The open points whose W is on the basis."""
+        return [point for point in self.open if not point.solved]
+
+    @property
+    def near(self) -> list[Point]:
+        """These, and the last solved ones, from which the next radii start."""
+        solved = [point for point in self.points if point.solved]
+        return [*self.unsolved_open, *sorted(solved, key=lambda point: point.radius)[-2:]]
+
+    def used(self, points: list[Point], negligible: float) -> Array:
+        """Directions of the basis (r x k) that points use, the most used first."""
+        grams = [mt.T @ mt / max(float(np.vdot(mt, mt)), 1e-300) for mt in map(self.on_basis, points)]
+        squares, directions = np.linalg.eigh(np.sum(grams, axis=0))
+        needed = int(np.count_nonzero(squares > negligible**2 * squares.max(initial=0.0)))
+        return directions[:, ::-1][:, :needed]
+
+    def rotate(self, rotation: Array) -> None:
+        """Replace the basis by ``U @ rotation``."""
+        self.problem.rotate(rotation)
+        for point in self.unsolved_open:
+            point.mt = point.mt @ rotation
 
     @property
     def full(self) -> bool:

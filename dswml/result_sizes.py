@@ -55,10 +55,11 @@ def result_nbytes(
     square: bool = False,
     grams: int = 0,
     least: int = 2,
+    blocks: int = 1,
 ) -> int:
     """Bytes of what a task returns at most: gradient and X^T X, or what a block of directions asks for.
 
-    ``grams`` are the entries that a direction has in the Gram matrices that workers sum; a block has
+    ``grams`` are the entries that a direction has in the Gram matrices that workers sum. ``blocks`` have
     ``least`` directions whatever the limit.
 
     Examples
@@ -66,7 +67,7 @@ def result_nbytes(
     >>> result_nbytes(1000, 100), result_nbytes(50_000, 50_000) <= RESULTS_SHARE * 2**31
     (1504000, True)
     """
-    width, entries = min(MAX_BLOCK, n_features, n_labels), n_features + n_labels
+    width, entries = blocks * min(MAX_BLOCK, n_features, n_labels), n_features + n_labels
     summed = min(8 * width * grams, max(GRAMS_SHARE * memory_limit, 8 * least * grams))
     if is_assembled(n_features, n_labels):
         return int(8 * (n_features * (n_labels + square * n_features) + width * entries) + summed)

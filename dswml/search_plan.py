@@ -85,7 +85,7 @@ def plan_search(
         assemble = is_assembled(n_features, n_labels)
     if not assemble:
         grams = summed_entries(n_rows, n_features, label_counts, limit)
-        each = result_nbytes(n_features, n_labels, limit, grams=grams, least=MIN_BLOCK)
+        each = result_nbytes(n_features, n_labels, limit, grams=grams, least=MIN_BLOCK, blocks=WINDOW)
         together = int(np.clip(memory_limit * RESULTS_SHARE / each, 1, paths))
         return SearchPlan(assemble, False, WINDOW, together, limit, together * each)
     gradients = paths * result_nbytes(n_features, n_labels)
