@@ -17,6 +17,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,6 +33,7 @@ from .label_sums import plan_directions
 from .least_squares import LeastSquares
 from .oracle import Answer
 from .problem import Problem
+from .result_sizes import MAX_BLOCK, MIN_BLOCK, block_limit, fitting, has_square, is_assembled
 from .shards import shards_nbytes
 from .small_problem import Quadratic
 from .solution import Certificate, Options, Record, Solution
@@ -43,24 +45,11 @@ __all__ = [
     "Record",
     "Solution",
     "frank_wolfe",
-    "has_square",
-    "is_assembled",
-    "result_nbytes",
 ]
 
 Array = npt.NDArray[Any]
 T = TypeVar("T")
 
-#: Largest gradient (D x L entries) that is assembled, and largest smaller side that is decomposed.
-ASSEMBLED_ENTRIES = 4_000_000
-ASSEMBLED_SIDE = 2048
-#: Most features of dense rows for which X^T X is worth its time; for sparse ones it must only be small.
-DENSE_SQUARE = 256
-#: Directions added per corrective iteration unless asked otherwise: at least and at most.
-MIN_BLOCK, MAX_BLOCK = 20, 80
-#: Share of the memory limit that the result of a task may take, and the Gram matrices of labels in it; a node
-#: of the tree of sums holds nine.
-RESULTS_SHARE, GRAMS_SHARE = 1 / 64, 1 / 128
 #: The workers hold the label side of the small problem when it is this share of the memory limit.
 SHARDED_SHARE = 0.5
 #: Share of the workers' memory for tasks that shards may take.
@@ -77,58 +66,6 @@ OBJECTIVE_FLOOR = 1e-3
 MAX_ROUNDS = 200
 #: Times that the grid of step lengths is refined for the exponential loss; each may be a read.
 REFINEMENTS = 3
-
-
-def is_assembled(n_features: int, n_labels: int) -> bool:
-    """Tell whether a gradient of this shape is small enough to be assembled.
-
-    Examples
-    --------
-    >>> is_assembled(1836, 159), is_assembled(50_000, 50_000)
-    (True, False)
-    """
-    return n_features * n_labels <= ASSEMBLED_ENTRIES and min(n_features, n_labels) <= ASSEMBLED_SIDE
-
-
-def has_square(n_features: int, n_labels: int, sparse: bool) -> bool:
-    """Tell whether X^T X, from which the gap follows more tightly, is read along with the first gradient.
-
-    Examples
-    --------
-    >>> has_square(1836, 159, sparse=True), has_square(1836, 159, sparse=False)
-    (True, False)
-    """
-    small = n_features**2 <= ASSEMBLED_ENTRIES if sparse else n_features <= DENSE_SQUARE
-    return small and is_assembled(n_features, n_labels)
-
-
-def result_nbytes(
-    n_features: int,
-    n_labels: int,
-    memory_limit: int = 2**31,
-    *,
-    square: bool = False,
-    grams: int = 0,
-) -> int:
-    """Bytes of what a task returns at most: gradient and X^T X, or what a block of directions asks for.
-
-    ``grams`` are the entries that a direction has in the Gram matrices that workers sum.
-
-    Examples
-    --------
-    >>> result_nbytes(1000, 100), result_nbytes(50_000, 50_000) <= RESULTS_SHARE * 2**31
-    (1504000, True)
-    """
-    width, entries = min(MAX_BLOCK, n_features, n_labels), n_features + n_labels
-    summed = min(8 * width * grams, GRAMS_SHARE * memory_limit)
-    if is_assembled(n_features, n_labels):
-        return int(8 * (n_features * (n_labels + square * n_features) + width * entries) + summed)
-    return int(min(8 * width * entries, max(RESULTS_SHARE * memory_limit, 8 * 2 * entries)) + summed)
-
-
-def _fitting(entries: int, memory_limit: int) -> int:
-    """How many columns of so many entries a result may have."""
-    return max(int(RESULTS_SHARE * memory_limit / (8 * entries)), 2)
 
 
 def frank_wolfe(
@@ -179,20 +116,25 @@ class Run:
                 problem.n_rows, problem.n_features, problem.label_counts, options.memory_limit
             )
             problem.keep_statistics(place, self.shards(place))
-            light_rows = min(problem.n_rows, int(problem.label_counts[place < 0].sum()))
-            summed = np.count_nonzero(place >= 0) if problem.p0 != 0.5 else problem.n_labels
+            summed_for = problem.p0
         else:  # no statistics, so more directions
-            light_rows, summed = 0, problem.n_labels
             no_positives = np.zeros_like(problem.label_counts)
             self.cap, _ = plan_directions(0, problem.n_features, no_positives, options.memory_limit)
+            place, summed_for = np.arange(problem.n_labels), 0.5
         # Uniform weights where X^T X is known need no directions, unless there are to be so many at a time.
         self.at_once = (
             self.tight and problem.p0 == 0.5 and options.block_size is None and self.cap >= problem.n_features
         )
-        # New directions come with X^T Z', sums over rows of labels and, once in all, light rows of Z'.
-        entries = problem.n_features + int(summed) + light_rows // 4
-        self.summed_grams = 0 if options.step != "corrective" or problem.p0 == 0.5 else int(summed)
-        self.most_at_once = problem.n_features if self.assemble else _fitting(entries, options.memory_limit)
+        self.limit = block_limit(
+            problem.n_rows,
+            problem.n_features,
+            problem.label_counts,
+            place,
+            summed_for,
+            options.memory_limit,
+        )
+        if self.assemble:
+            self.limit = replace(self.limit, columns=problem.n_features)
         # What the oracle reads at least, and what the step and the next oracle read together.
         oracle_reads = 1 if self.assemble else 2
         step_reads = {"open-loop": 0, "corrective": int(self.assemble), "line-search": 1}[options.step]
@@ -306,17 +248,10 @@ class Run:
             self.mt = np.pad(self.mt, ((0, 0), (0, fresh.shape[1])))
         if not problem.rank:
             return oracle.nothing_found(problem, start, *value_and_slope)
-        left, values, right = self.small(lambda small: self.leading(small, start.shape[1]))
-        return Answer(left, values, right, *value_and_slope, exact=False)
-
-    def leading(self, small: Quadratic, count: int) -> tuple[Array, Array, Array]:
-        """The leading singular triples of the gradient so far as the basis contains them."""
-        small.begin(self.mt)
-        squares, coordinates = np.linalg.eigh(small.total("gradient_gram"))
-        values = np.sqrt(np.maximum(squares[::-1], 0))
-        coordinates = coordinates[:, ::-1][:, :count]
-        scaled = coordinates / np.maximum(values[: coordinates.shape[1]], 1e-300)
-        return self.problem.basis @ coordinates, values, np.concatenate(small.each("gradient_times", scaled))
+        coordinates, values, right = self.small(
+            lambda small: oracle.leading_on_basis(small, self.mt, start.shape[1])
+        )
+        return Answer(problem.basis @ coordinates, values, right, *value_and_slope, exact=False)
 
     def gap(self, answer: Answer) -> tuple[float, bool]:
         """The gap, and whether it is certified; the costly certificate waits until it can succeed."""
@@ -334,7 +269,7 @@ class Run:
         if estimate > self.certify_below * self.scale(answer):
             return estimate, False
         problem, mt = self.problem, self.mt
-        step = _fitting(max(problem.n_features, problem.n_labels), self.options.memory_limit)
+        step = fitting(max(problem.n_features, problem.n_labels), self.options.memory_limit)
 
         def parts(block: Array) -> Iterator[Array]:
             for start in range(0, block.shape[1], step):
@@ -482,10 +417,7 @@ class Run:
 
     def widest(self) -> int:
         """Most directions to add at once, so that those of W find room beside them."""
-        most = self.most_at_once
-        if self.summed_grams:  # what the workers sum of a label has a row for every direction there will be
-            per_column = 8 * self.summed_grams * (self.problem.rank + MIN_BLOCK)
-            most = min(most, max(int(GRAMS_SHARE * self.options.memory_limit / per_column), 2))
+        most = self.limit.at(self.problem.rank)
         if self.cap >= self.problem.n_features:
             return min(self.cap, most)
         return min(max(self.cap - _rank(self.mt), self.cap // 8, 1), most)
@@ -509,8 +441,7 @@ class Run:
         used = min(used, keep)
         if self.options.step != "corrective":
             keep = used
-        recent = np.eye(problem.rank)[:, ::-1]
-        rotation = np.linalg.qr(np.hstack([rotation[:used].T, recent]))[0][:, :keep]
+        rotation = oracle.with_recent(rotation[:used].T, keep)
         problem.rotate(rotation)
         self.mt = self.mt @ rotation
 

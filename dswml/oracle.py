@@ -15,16 +15,19 @@ import numpy.typing as npt
 import scipy.linalg
 
 from .problem import Problem
+from .small_problem import Quadratic
 
 __all__ = [
     "Answer",
     "assembled",
     "krylov",
+    "leading_on_basis",
     "leading_vectors",
     "nothing_found",
     "singular_rotation",
     "svd",
     "warm_start",
+    "with_recent",
 ]
 
 Array = npt.NDArray[Any]
@@ -118,6 +121,19 @@ def krylov(problem: Problem, mt: Array, start: Array, max_rounds: int) -> Answer
     return answer or nothing_found(problem, block, *value_and_slope)
 
 
+def leading_on_basis(small: Quadratic, mt: Array, count: int) -> tuple[Array, Array, Array]:
+    """The leading singular triples of the gradient so far as the basis of the small problem contains them.
+
+    Left vectors are given by their coordinates in the basis, and the values are all there are: lower bounds.
+    """
+    small.begin(mt)
+    squares, coordinates = np.linalg.eigh(small.total("gradient_gram"))
+    values = np.sqrt(np.maximum(squares[::-1], 0))
+    coordinates = coordinates[:, ::-1][:, :count]
+    scaled = coordinates / np.maximum(values[: coordinates.shape[1]], 1e-300)
+    return coordinates, values, np.concatenate(small.each("gradient_times", scaled))
+
+
 def nothing_found(problem: Problem, block: Array, objective: float, slope: float) -> Answer:
     """Answer of a gradient that vanishes on the block."""
     left = np.zeros((problem.n_features, block.shape[1]))
@@ -161,6 +177,21 @@ def singular_rotation(mt: Array) -> tuple[Array, Array]:
         triangle = np.asarray(np.linalg.qr(np.vstack([triangle, mt[first : first + step]]), mode="r"))
     _, values, rows = svd(triangle)
     return values, rows
+
+
+def with_recent(used: Array, keep: int) -> Array:
+    """Orthonormal columns that span the directions ``used`` (r x k) and the last ones of the basis.
+
+    Examples
+    --------
+    >>> abs(with_recent(np.array([[1.0], [0.0], [0.0]]), 2))
+    array([[1., 0.],
+           [0., 0.],
+           [0., 1.]])
+    """
+    recent = np.eye(len(used))[:, ::-1]
+    rotation: Array = np.linalg.qr(np.hstack([used, recent]))[0][:, :keep]
+    return rotation
 
 
 def svd(matrix: Array) -> tuple[Array, Array, Array]:

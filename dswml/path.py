@@ -11,9 +11,10 @@ import numpy.typing as npt
 from . import oracle
 from .corrective import project_nuclear, solve
 from .duality import GapBound
-from .frank_wolfe import MAX_BLOCK, MIN_BLOCK, OBJECTIVE_FLOOR
+from .frank_wolfe import OBJECTIVE_FLOOR
 from .least_squares import step_ahead
 from .problem import Problem
+from .result_sizes import MAX_BLOCK, MIN_BLOCK
 from .small_problem import Quadratic
 from .sweep import Partial, Sweep
 
@@ -21,11 +22,9 @@ __all__ = ["Path", "Point"]
 
 Array = npt.NDArray[Any]
 
-#: A path forgets the directions that its solutions do not use once these are a share of NEEDED: with a
-#: weight below NEGLIGIBLE of the largest, a direction is not used.
-NEGLIGIBLE = 1e-3
-#: Below this it is rounding.
-NOTHING = 1e-7
+#: A path forgets the directions that its solutions do not use once those that they use are a share of NEEDED:
+#: with a weight below NEGLIGIBLE of the largest, a direction is not used; below NOTHING it is rounding.
+NEGLIGIBLE, NOTHING = 1e-3, 1e-7
 NEEDED = 0.9
 #: A small problem is solved to INNER of what its basis lacked at the last look, but to ROUGHEST of F at
 #: least and not beyond FINEST of the tolerance.
@@ -43,6 +42,8 @@ class Point:
         self.u: Array | None = None
         self.objective = self.gap = self.relative_gap = np.inf
         self.curvature = 1e-6
+        # Right singular vectors of the gradient at the last look, where they are found from the last ones.
+        self.last_right = np.zeros((n_labels, 0))
         # Gap of the small problem, and what the gap has beyond it: that is what the basis lacks.
         self.inner, self.excess = 0.0, np.inf
 
@@ -64,11 +65,14 @@ class Point:
         """Hold the factors apart from the basis, which goes on changing."""
         self.widen(basis.shape[1])
         rotation, self.mt = self.compact()
-        self.u = basis @ rotation
+        self.u, self.last_right = basis @ rotation, self.last_right[:, :0]
 
 
 class Path:
     """All radii of one weighting on one fold, from the smallest on, on a basis that follows them."""
+
+    #: Directions that an iteration must find room for.
+    ahead = MIN_BLOCK
 
     def __init__(self, problem: Problem, radii: Sequence[float], cap: int, window: int, tol: float) -> None:
         self.problem, self.cap, self.window, self.tol = problem, cap, window, tol
@@ -92,8 +96,8 @@ class Path:
         for point in self.open:
             point.widen(self.problem.rank)
 
-    def request(self) -> Sweep:
-        """Ask for the gradients of the open points."""
+    def request(self, iteration: int) -> Sweep:
+        """Ask for what this iteration must know of the open points: their gradients."""
         self.advance()
         points = tuple((*point.compact(), self.problem.p0) for point in self.open)
         return self.problem.request(None, points=points)
@@ -123,20 +127,27 @@ class Path:
         """Find the gap of a point: settle it, or return the directions that its basis lacks, if any."""
         problem = self.problem
         left, values, right = oracle.decompose(gradient, None)
-        point.objective, scale = objective, max(objective, self.floor)
-        point.gap = max(slope + point.radius * float(values[0]), 0.0)
+        point.objective = objective
+        gap = max(slope + point.radius * float(values[0]), 0.0)
         expected = values * (values > -slope / point.radius if problem.rank else False)
         if self.bound is not None:
             factors, triples = (problem.basis, point.mt), (left, values, right)
-            point.gap, expected = self.bound.gap_at(factors, triples, slope, point.radius, problem.p0)
-        point.relative_gap = point.gap / scale
-        point.excess = max(point.gap - point.inner, 0.0)
-        if point.relative_gap <= self.tol:
-            point.settle(problem.basis)
-            return None
-        if point.excess <= FINEST * self.tol * scale:
+            gap, expected = self.bound.gap_at(factors, triples, slope, point.radius, problem.p0)
+        self.judge(point, gap)
+        if point.solved or point.excess <= FINEST * self.tol * self.scale(point):
             return None
         return _lacked(left, expected)
+
+    def judge(self, point: Point, gap: float) -> None:
+        """Take the gap of a point, whose objective is known, and settle it if that is small enough."""
+        point.gap, point.relative_gap = gap, gap / self.scale(point)
+        point.excess = max(gap - point.inner, 0.0)
+        if point.relative_gap <= self.tol:
+            point.settle(self.problem.basis)
+
+    def scale(self, point: Point) -> float:
+        """What the gap of a point is relative to."""
+        return max(point.objective, self.floor)
 
     def grow(self, wanted: list[tuple[float, Array]]) -> None:
         """Append what is new in the directions that points want, each with its relative gap."""
@@ -163,27 +174,47 @@ class Path:
 
         Where even these leave no room, the smallest radius that is not solved keeps its own.
         """
-        problem = self.problem
-        left = [point for point in self.open if not point.solved]
-        solved = [point for point in self.points if point.solved]
-        near = [*left, *sorted(solved, key=lambda point: point.radius)[-2:]]
+        near, left = self.near, self.unsolved_open
         for points in (near, left[:1]):
-            full = self.cap < problem.n_features and problem.rank + MIN_BLOCK > self.cap
-            used = [self.on_basis(point) for point in points]
-            if not used or (points is not near and not full):
+            full = self.full
+            if not points or (points is not near and not full):
                 return
-            stacked = np.vstack([mt / max(float(np.linalg.norm(mt)), 1e-300) for mt in used])
-            squares, directions = np.linalg.eigh(stacked.T @ stacked)
-            needed = int(np.count_nonzero(squares > NEGLIGIBLE**2 * squares.max(initial=0.0)))
+            used, room = self.used(points, NEGLIGIBLE), self.problem.rank - MIN_BLOCK
             if full and points is not near:
-                needed = min(needed, max(problem.rank - MIN_BLOCK, 1))
-            elif needed >= NEEDED * (problem.rank - MIN_BLOCK):
+                used = used[:, : max(room, 1)]
+            elif used.shape[1] >= NEEDED * room:
                 continue
-            if needed:
-                rotation = directions[:, -needed:]
-                problem.rotate(rotation)
-                for point in left:
-                    point.mt = point.mt @ rotation
+            if used.shape[1]:
+                self.rotate(used)
+
+    @property
+    def unsolved_open(self) -> list[Point]:
+        """The open points whose W is on the basis."""
+        return [point for point in self.open if not point.solved]
+
+    @property
+    def near(self) -> list[Point]:
+        """These, and the last solved ones, from which the next radii start."""
+        solved = [point for point in self.points if point.solved]
+        return [*self.unsolved_open, *sorted(solved, key=lambda point: point.radius)[-2:]]
+
+    def used(self, points: list[Point], negligible: float) -> Array:
+        """Directions of the basis (r x k) that points use, the most used first."""
+        grams = [mt.T @ mt / max(float(np.vdot(mt, mt)), 1e-300) for mt in map(self.on_basis, points)]
+        squares, directions = np.linalg.eigh(np.sum(grams, axis=0))
+        needed = int(np.count_nonzero(squares > negligible**2 * squares.max(initial=0.0)))
+        return directions[:, ::-1][:, :needed]
+
+    def rotate(self, rotation: Array) -> None:
+        """Replace the basis by ``U @ rotation``."""
+        self.problem.rotate(rotation)
+        for point in self.unsolved_open:
+            point.mt = point.mt @ rotation
+
+    @property
+    def full(self) -> bool:
+        """Whether the basis has no room for the directions of another iteration."""
+        return self.cap < self.problem.n_features and self.problem.rank + self.ahead > self.cap
 
     def on_basis(self, point: Point) -> Array:
         """M^T of a point on the basis of the path."""

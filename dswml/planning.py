@@ -13,8 +13,8 @@ from .dask_executor import PAUSED_AT, WORKER_BYTES
 from .errors import UsageError
 from .executor import one_blas_thread
 from .features import BlockSource
-from .frank_wolfe import MIN_BLOCK, has_square, is_assembled, result_nbytes
 from .label_sums import plan_directions
+from .result_sizes import MIN_BLOCK, has_square, is_assembled, result_nbytes
 from .stored import Dataset
 from .sweep import Sweep, sweep_block
 

@@ -215,7 +215,8 @@ def cross_validation(search: Mapping[str, Any]) -> Section:
          _known(point["relative_gap"], ".1e"), _remark(point, chosen, best, frugal))
         for point in points
     ]  # fmt: skip
-    header = ("radius", "weights", "p0", _words(score), "best F1", "at threshold", "rank", "gap", "")
+    gap = "gap" if search.get("gaps_certified", True) else "gap, estimated"
+    header = ("radius", "weights", "p0", _words(score), "best F1", "at threshold", "rank", gap, "")
     return Section(
         "cross-validation",
         "Cross-validation",

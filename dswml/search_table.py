@@ -28,7 +28,7 @@ class GridPoint:
     weights : str or float
         As given.
     objective, relative_gap : ndarray (folds,)
-        Training objective and certified relative gap on each fold.
+        Training objective and relative gap on each fold.
     rank : ndarray (folds,)
     scores : dict of str to ndarray (folds,)
         Metrics on the held-out rows of each fold, at the given threshold or with the rule that is best on
@@ -38,6 +38,8 @@ class GridPoint:
         How a model fitted on all rows is to predict; None without folds.
     curve : ThresholdCurve or None
         True and false positives over all held-out rows against the threshold; None without folds.
+    certified : bool
+        Whether the gaps are certified; else they are estimates, as a rule 0.6 to 1 times the true ones.
     """
 
     radius: float
@@ -49,6 +51,7 @@ class GridPoint:
     scores: dict[str, Array]
     rule: Rule | None
     curve: ThresholdCurve | None
+    certified: bool
 
     @property
     def threshold(self) -> float:
@@ -74,6 +77,11 @@ class Tuned:
     threshold: float | str
     passes: int
     iterations: int
+
+    @property
+    def certified(self) -> bool:
+        """Whether the gaps of all points are certified."""
+        return all(point.certified for point in self.points)
 
     @property
     def best(self) -> GridPoint:

@@ -66,6 +66,8 @@ class Sweep:
         for the exponential loss, "curve": the loss at each step length of ``alphas``.
     points : tuple of (rotation, mt, p0)
         Further matrices W = U rotation M at which to ask for "loss i", "slope i" and "gradient i".
+    rights : tuple of ndarray (L, k), optional
+        One for each of these, to ask for "right i", X^T R right, in place of its gradient.
     square, cross : bool
         Ask for "square", X^T X, and "cross", Y^T X: for a caller who knows them to be small.
     """
@@ -84,6 +86,7 @@ class Sweep:
     direction: Array | None = None
     alphas: tuple[float, ...] = ()
     points: tuple[tuple[Array, Array, float], ...] = ()
+    rights: tuple[Array, ...] | None = None
     square: bool = False
     cross: bool = False
 
@@ -147,15 +150,26 @@ def _sums(reader: _Reader, request: Sweep, basis: tuple[Array, ...]) -> Partial:
     if request.cross:
         out["cross"] = reader.features.transpose_times_labels(labels, np.ones(labels.nnz))[0]
     if request.points:
-        at_points = [
-            _SquareResidual(labels, np.ascontiguousarray(z[:, :rank] @ rotation), mt, p0)
-            for rotation, mt, p0 in request.points
-        ]
-        gradients = reader.features.transpose_times_labels(labels, *(each.values for each in at_points))
-        for number, (at_point, gradient) in enumerate(zip(at_points, gradients, strict=True)):
-            loss, slope = at_point.sums()
-            out[f"loss {number}"], out[f"slope {number}"] = np.array(loss), np.array(slope)
-            out[f"gradient {number}"] = gradient
+        out.update(_sums_at_points(reader, request, labels, z[:, :rank]))
+    return out
+
+
+def _sums_at_points(reader: _Reader, request: Sweep, labels: Any, z: Array) -> Partial:
+    at_points = [
+        _SquareResidual(labels, np.ascontiguousarray(z @ rotation), mt, p0)
+        for rotation, mt, p0 in request.points
+    ]
+    if request.rights is None:
+        name = "gradient"
+        values = reader.features.transpose_times_labels(labels, *(each.values for each in at_points))
+    else:
+        name, pairs = "right", zip(at_points, request.rights, strict=True)
+        values = [reader.features.transpose_times(at_point.times(right)) for at_point, right in pairs]
+    out: Partial = {}
+    for number, (at_point, value) in enumerate(zip(at_points, values, strict=True)):
+        loss, slope = at_point.sums()
+        out[f"loss {number}"], out[f"slope {number}"] = np.array(loss), np.array(slope)
+        out[f"{name} {number}"] = value
     return out
 
 

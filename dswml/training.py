@@ -17,10 +17,11 @@ from .checkpoints import Checkpoints, begin, data_request, saving
 from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
-from .frank_wolfe import Options, Record, Solution, frank_wolfe, has_square, result_nbytes
+from .frank_wolfe import Options, Record, Solution, frank_wolfe
 from .label_sums import summed_entries
 from .model import Model
 from .problem import Problem
+from .result_sizes import has_square, result_nbytes
 from .stored import Dataset
 from .weights import default_threshold, resolve_p0
 

@@ -4,6 +4,8 @@ Each fold and weighting has one basis, grown from the fold's training rows only,
 from the smallest on; its statistics serve all of them. A read of X serves all folds, all weightings and
 several radii of each: it yields the gradient of every point, hence its certified gap and the directions
 it lacks. A second read takes up the new directions of all bases. A last one scores the held-out rows.
+Where gradients are too large to be assembled, the first of these reads yields products with them (see
+`dswml.free_path`), and gaps are estimates.
 Where X^T X is small it comes with the first read: uniform weights need no other (see
 `dswml.least_squares`), and the gaps of all others are those of `dswml.duality`, which few steps reach.
 """
@@ -29,27 +31,22 @@ from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
 from .folds import Fold
-from .frank_wolfe import ASSEMBLED_ENTRIES, ASSEMBLED_SIDE, is_assembled, result_nbytes
 from .grid_scores import HeldOut, Scoring, plan_scoring, score_grid
-from .label_sums import plan_directions
 from .path import Path
 from .plain_path import PlainPath
 from .problem import Problem
+from .search_plan import RESULTS_SHARE, SearchPlan, plan_search, planned_path
 from .search_table import GridPoint, Tuned
 from .solver_state import restore_search, search_state
 from .stored import Dataset
 from .stratify import stratified_folds
-from .sweep import Partial, combine, sweep_block_together
+from .sweep import Partial, Sweep, combine, sweep_block_together
 from .weights import resolve_p0
 
 __all__ = ["GridPoint", "Tuned", "tune"]
 
 Array = npt.NDArray[Any]
 
-#: Radii of a weighting that are worked on at once, at most: fewer if their gradients, for all folds and
-#: weightings, are more than this share of the memory limit.
-WINDOW = 2
-RESULTS_SHARE = 0.1
 #: Outer iterations after which the points that are left stay as they are.
 MAX_ITERATIONS = 60
 
@@ -76,6 +73,7 @@ def tune(
     checkpoint: Checkpoints | None = None,
     stop: Callable[[], bool] | None = None,
     announce: Callable[[str], None] | None = None,
+    assemble: bool | None = None,
 ) -> Tuned:
     """Solve every point of radii x weights on every fold, and score the held-out rows.
 
@@ -100,7 +98,7 @@ def tune(
         (for micro-F1 and macro-F1 only), or the number of labels of a row, for the score or, where that does
         not depend on it, for micro-F1. A fold is scored with what is best on the others.
     tol : float
-        Certified relative gap of every point.
+        Relative gap of every point, certified where gradients are assembled.
     k : int
         Largest k of P@k and its kin, if the score has no larger one.
     memory_limit : int
@@ -111,6 +109,8 @@ def tune(
         Called with the iteration, the passes so far, the points solved and their number.
     checkpoint, stop, announce
         As in `dswml.training.train`.
+    assemble : bool, optional
+        Whether to assemble gradients; by default where they are small. Gaps are estimates elsewhere.
 
     Returns
     -------
@@ -131,17 +131,16 @@ def tune(
         )
     data.check(executor)
     features = data.n_features + bool(fit_intercept)
-    if not is_assembled(features, data.n_labels):
-        raise UsageError(
-            f"the search assembles gradients, and {features} features x {data.n_labels} labels are more "
-            f"than {ASSEMBLED_ENTRIES:,} entries or {ASSEMBLED_SIDE} on a side: train single points instead"
-        )
-    gradients = max(folds, 1) * len(weights) * result_nbytes(features, data.n_labels)
-    window = int(np.clip(memory_limit * RESULTS_SHARE / gradients, 1, WINDOW))
-    products = max(folds, 1) * 8 * features * (features + data.n_labels)
-    small = features**2 <= ASSEMBLED_ENTRIES and products <= memory_limit * RESULTS_SHARE
-    results = window * gradients + small * products
-    results = max(results, 0 if scoring is None else scoring.nbytes)
+    plan = plan_search(
+        data.n_rows,
+        features,
+        np.asarray(data.label_counts),
+        folds=folds,
+        weightings=len(weights),
+        memory_limit=memory_limit,
+        assemble=assemble,
+    )
+    results = max(plan.result_nbytes, 0 if scoring is None else scoring.nbytes)
     check_room(data.block_nbytes, executor, results)
     weightings = [(weight, resolve_p0(weight, data.k_hat, data.n_labels)) for weight in weights]
     if folds and score == "weighted_hamming_loss" and len({p0 for _, p0 in weightings}) > 1:
@@ -174,6 +173,7 @@ def tune(
         "normalize": normalize,
         "dtype": dtype,
         "memory_limit": memory_limit,
+        "assemble": plan.assemble,
     }
     journal = begin(checkpoint, request, n_rows=data.n_rows, limit=memory_limit, stop=stop, announce=announce)
     threads = max(min(executor.n_slots, len(os.sched_getaffinity(0))), 1)
@@ -184,7 +184,7 @@ def tune(
             assigned = stratified_folds(source, executor, folds, seed) if stratify and folds else None
             parts = [Fold(folds, seed, fold, assigned) for fold in range(folds)]
             pools = (pool, aside)
-            search = Search(executor, source, radii, p0s, parts, tol, memory_limit, window, small, pools)
+            search = Search(executor, source, radii, p0s, parts, tol, plan, seed, pools)
             search.journal = journal
             iterations = search.solve(on_iteration)
             search.wait()
@@ -210,12 +210,11 @@ class Search:
         weightings: Sequence[float],
         folds: Sequence[Fold],
         tol: float,
-        memory_limit: int,
-        window: int,
-        small: bool,
+        plan: SearchPlan,
+        seed: int,
         pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor],
     ) -> None:
-        self.executor, self.source, self.small = executor, source, small
+        self.executor, self.source, self.plan = executor, source, plan
         self.pool, self.aside = pools
         self.under_way: list[Future[None]] = []  # paths that read no more, which are solved meanwhile
         self.rows_read = 0
@@ -230,13 +229,7 @@ class Search:
                 problem = Problem(
                     executor, replace(each, basis=str(p0)), label_counts, radius=1.0, p0=p0, n_rows=n_rows
                 )
-                limit = memory_limit // (len(sources) * len(weightings))
-                cap, place = plan_directions(n_rows, source.n_features, label_counts, limit)
-                if p0 == 0.5:  # no statistics of labels, so more directions
-                    cap, _ = plan_directions(0, source.n_features, np.zeros_like(label_counts), limit)
-                problem.keep_statistics(place)
-                kind = PlainPath if small and p0 == 0.5 else Path
-                self.paths.append(kind(problem, radii, cap, window, tol))
+                self.paths.append(planned_path(problem, radii, tol, plan, (seed, len(self.paths))))
 
     @property
     def passes(self) -> int:
@@ -251,8 +244,8 @@ class Search:
             if self.journal is not None:
                 state = begun if iteration == first and begun else search_state(self, iteration)
                 self.journal.between(state, over=False)
-            if iteration:
-                self.look()
+            if iteration or not self.plan.assemble:
+                self.look(iteration)
             else:
                 self.begin()
             left = sum(len(path.unsolved) for path in self.paths)
@@ -262,7 +255,7 @@ class Search:
             if not grown:
                 return iteration
             self.read(grown, [path.problem.request(None) for path in grown])
-            list(self.pool.map(Path.correct, grown))
+            list(self.pool.map(lambda path: path.correct(), grown))
         left = sum(len(path.unsolved) for path in self.unsolved)
         warnings.warn(
             f"{left} of {total} points are not solved to the tolerance after {MAX_ITERATIONS} iterations: "
@@ -285,10 +278,10 @@ class Search:
     def begin(self) -> None:
         """One read: Y^T X of every fold, which is the gradient at 0, and X^T X where that is small."""
         firsts = [paths[0] for paths in self.by_fold]
-        requests = [path.problem.request(None, square=self.small, cross=True) for path in firsts]
+        requests = [path.problem.request(None, square=self.plan.small, cross=True) for path in firsts]
         sums = self.read(firsts, requests)
         bounds: list[GapBound | None] = [None for _ in firsts]
-        if self.small and not all(isinstance(path, PlainPath) for path in self.paths):
+        if self.plan.small and not all(isinstance(path, PlainPath) for path in self.paths):
             bounds = list(self.pool.map(_bound_of, firsts, sums))
         others = []
         for paths, bound, own in zip(self.by_fold, bounds, sums, strict=True):
@@ -308,13 +301,22 @@ class Search:
         for future in self.under_way:
             future.result()
 
-    def look(self) -> None:
-        """One read: the gradient at every point that is not solved."""
+    def look(self, iteration: int) -> None:
+        """One read: the gradient at every open point, or its product with a block."""
         paths = self.unsolved
-        results = self.read(paths, [path.request() for path in paths])
+        results = self.read(paths, list(self.pool.map(lambda path: path.request(iteration), paths)))
         list(self.pool.map(lambda pair: pair[0].look(pair[1]), zip(paths, results, strict=True)))
 
-    def read(self, paths: list[Path], requests: list[Any]) -> list[Partial]:
+    def read(self, paths: list[Path], requests: list[Sweep]) -> list[Partial]:
+        """Read X once, or once for so many paths as find room together."""
+        step = self.plan.together
+        return [
+            sums
+            for first in range(0, len(paths), step)
+            for sums in self.read_together(paths[first : first + step], requests[first : first + step])
+        ]
+
+    def read_together(self, paths: list[Path], requests: list[Sweep]) -> list[Partial]:
         pieces = [piece for path in paths for piece in path.problem.pieces]
 
         def made() -> Partial:
@@ -365,6 +367,7 @@ class Search:
                 {} if (own := held_out[at]) is None else own.scores,
                 None if own is None else own.rule,
                 None if own is None else own.curve,
+                self.plan.assemble,
             )
             for at, (radius, weight, p0) in enumerate(grid)
         ]

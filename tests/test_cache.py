@@ -29,7 +29,8 @@ from dswml.cache import (
 from dswml.dataset import Dataset, open_dataset
 from dswml.errors import DataError
 from dswml.executor import InProcessExecutor
-from dswml.frank_wolfe import Options, result_nbytes
+from dswml.frank_wolfe import Options
+from dswml.result_sizes import result_nbytes
 from dswml.synth import synthesize
 from dswml.training import Parameters, train
 

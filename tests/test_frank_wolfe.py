@@ -29,8 +29,9 @@ from dswml import problem as problem_module
 from dswml.dataset import Dataset
 from dswml.errors import DataError, UsageError
 from dswml.executor import InProcessExecutor
-from dswml.frank_wolfe import Options, Record, Solution, frank_wolfe, result_nbytes
+from dswml.frank_wolfe import Options, Record, Solution, frank_wolfe
 from dswml.label_sums import plan_directions, summed_entries
+from dswml.result_sizes import result_nbytes
 from dswml.training import Parameters, train
 
 pytestmark = pytest.mark.usefixtures("calm_blas")

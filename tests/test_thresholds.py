@@ -30,6 +30,7 @@ from dswml.model import load_model
 from dswml.report import write_report
 from dswml.rules import Candidates, plan_candidates
 from dswml.scoring import Rule
+from dswml.search_plan import RESULTS_SHARE
 from dswml.search_table import Tuned
 from dswml.sources import as_dataset
 from dswml.tuning import tune
@@ -247,7 +248,7 @@ def test_points_without_room_for_all_are_scored_in_groups_with_the_same_bits(
         monkeypatch.setattr(tuning, "plan_scoring", lambda *a, **b: replace(plan(*a, **b), together=8))
         whole = tune(data, executor, **options)
     assert len(sizes) > 1
-    assert max(sizes) <= limit * tuning.RESULTS_SHARE
+    assert max(sizes) <= limit * RESULTS_SHARE
     assert len(executor.sizes) == len(sizes) + 1
     assert groups.passes == whole.passes + len(sizes) - 1
     assert sum(sizes) == pytest.approx(executor.sizes[-1], rel=1e-2)
