@@ -101,7 +101,7 @@ class Features:
         """``X_b.T @ X_b`` in float64."""
         out = np.zeros((self.n_features, self.n_features))
         if self.sparse:
-            kernels.add_csr_square(self.indptr, self.indices, self.data, out)
+            kernels.csr_square(self.indptr, self.indices, self.data, out)
             return out
         for first in range(0, self.n_rows, PIECE_ROWS):
             piece = self.dense[first : first + PIECE_ROWS]

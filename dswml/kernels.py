@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 __all__ = [
     "active_scores",
-    "add_csr_square",
     "add_gram_products",
     "add_label_grams",
     "add_row_products",
     "add_up_rows",
+    "csr_square",
     "csr_times_dense",
     "csr_transpose_times_dense",
     "csr_transpose_times_labels",
@@ -77,14 +77,19 @@ def csr_transpose_times_dense(indptr: Array, indices: Array, data: Array, dense:
 
 
 @_compiled
-def add_csr_square(indptr: Array, indices: Array, data: Array, out: Array) -> None:
-    """``out += A.T @ A`` for a CSR block A."""
+def csr_square(indptr: Array, indices: Array, data: Array, out: Array) -> None:
+    """``out = A.T @ A`` for a CSR block A, every pair of a row's entries once, given zeros."""
     for i in range(indptr.size - 1):
         for k in range(indptr[i], indptr[i + 1]):
             value = np.float64(data[k])
             line = out[indices[k]]
-            for j in range(indptr[i], indptr[i + 1]):
+            line[indices[k]] += value * value / 2
+            for j in range(k + 1, indptr[i + 1]):
                 line[indices[j]] += value * data[j]
+    for a in range(len(out)):
+        for b in range(a + 1):
+            out[a, b] += out[b, a]
+            out[b, a] = out[a, b]
 
 
 @_compiled
