@@ -30,7 +30,9 @@ NEEDED = 0.9
 #: least and not beyond FINEST of the tolerance.
 INNER, ROUGHEST, FINEST = 0.2, 0.005, 0.15
 #: A point asks for so many directions at least.
-FEWEST = 10
+FEWEST = 20
+#: With more directions than this small problems take their time, and fewer radii are worked on at once.
+MANY, FEWER = 64, 2
 
 
 class Point:
@@ -92,7 +94,10 @@ class Path:
         They need the fewest directions, and their solutions are where the next radii start from.
         """
         # At W = 0 all gradients are the same.
-        self.open = self.unsolved[: self.window if self.problem.rank else 1]
+        rank, left = self.problem.rank, self.unsolved
+        window = min(self.window, FEWER) if rank > MANY else self.window
+        begun = sum(point.mt.shape[1] > 0 for point in left)  # they go on with the basis
+        self.open = left[: max(window, begun) if rank else 1]
         for point in self.open:
             point.widen(self.problem.rank)
 

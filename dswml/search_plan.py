@@ -23,7 +23,7 @@ Array = npt.NDArray[Any]
 
 #: Radii of a weighting that are worked on at once, at most: fewer if their gradients, for all folds and
 #: weightings, are more than this share of the memory limit.
-WINDOW = 2
+WINDOW = 3
 RESULTS_SHARE = 0.1
 
 
@@ -74,7 +74,7 @@ def plan_search(
     Examples
     --------
     >>> plan_search(1000, 500, np.full(100, 9), folds=5, weightings=2, memory_limit=2**31).window
-    2
+    3
     >>> plan_search(1000, 10**5, np.full(10**5, 9), folds=5, weightings=2, memory_limit=2**31).assemble
     False
     """
