@@ -16,7 +16,17 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 BENCHMARKS = CHECKOUT / "scripts" / "benchmarks"
-NAMES = ("limit", "out-of-core", "passes", "solvers", "peers", "growth", "scheduler", "cross-validation")
+NAMES = (
+    "limit",
+    "out-of-core",
+    "passes",
+    "solvers",
+    "peers",
+    "growth",
+    "extreme",
+    "scheduler",
+    "cross-validation",
+)
 #: What a machine without the other programs cannot measure.
 ELSEWHERE = {"solvers": {"stackex_philosophy: time of copt / of dswml"}}
 

@@ -21,6 +21,7 @@ NAMES = {
     "solvers": "solvers",
     "peers": "peers",
     "growth": "growth",
+    "extreme": "extreme",
     "scheduler": "scheduler",
     "cross-validation": "crossval",
 }

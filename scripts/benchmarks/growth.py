@@ -16,10 +16,8 @@ from dswml.blocks import RowBlock
 from dswml.dataset import Dataset, open_dataset
 from dswml.executor import Executor, InProcessExecutor
 from dswml.features import BlockSource
-from dswml.frank_wolfe import Options, Record
 from dswml.problem import Problem
 from dswml.synth import synthesize
-from dswml.training import Parameters, train
 
 COLUMNS = 20
 
@@ -86,7 +84,6 @@ def run(setting: Setting) -> Result:
     _labels(found, setting)
     _labels_a_row(found, setting)
     _workers(found, setting)
-    _extreme(found, setting)
     return found
 
 
@@ -244,51 +241,3 @@ def _workers(found: Result, setting: Setting) -> None:
         )
     )
     found.raw["workers"] = {"counts": counts, "seconds": middles, "one thread": one, "model": model}
-
-
-def _extreme(found: Result, setting: Setting) -> None:
-    """A set of the size of Amazon-670K, all memory counted."""
-    rows, features, labels = setting.pick((490_000, 135_000, 670_000), (500, 300, 600))
-    data = make(
-        setting,
-        "extreme",
-        rows=rows,
-        features=features,
-        labels=labels,
-        sparsity=5,
-        kind="extreme",
-        normalize="l2",
-    )
-    iterations = setting.pick(20, 2)
-    limit = setting.pick(3 * GB // 2, 512 * MIB)
-    records: list[tuple[float, float]] = []
-
-    def note(record: Record) -> None:
-        records.append((time.perf_counter() - begin, record.objective))
-
-    with watched() as memory, local_workers(2, limit) as executor:
-        begin = time.perf_counter()
-        options = Options(tol=0.0, max_iter=iterations, memory_limit=setting.pick(3 * GB // 2, 2**28))
-        _, solution = train(
-            data, Parameters(radius=100.0, weights=0.1, options=options), executor, callbacks=[note]
-        )
-        took = time.perf_counter() - begin
-    found.tables.append(
-        Table(
-            f"{rows:,} rows, {features:,} features, {labels:,} labels, 5 labels a row",
-            ["what", "figure"],
-            [
-                ["iterations", str(solution.iterations)],
-                ["passes", str(solution.passes)],
-                ["seconds", f"{took:.0f}"],
-                ["seconds a pass", f"{took / max(solution.passes, 1):.1f}"],
-                ["objective, first and last", f"{records[0][1]:.6f}, {solution.objective:.6f}"],
-                ["peak memory of all processes, GB", f"{memory['peak'] / GB:.2f}"],
-            ],
-        )
-    )
-    found.goals.append(Goal("the size of Amazon-670K: memory in all, GB", memory["peak"] / GB, 6.0))
-    found.goals.append(
-        Goal("the size of Amazon-670K: iterations", float(solution.iterations), float(iterations), False)
-    )
-    found.raw["extreme"] = {"records": records, "peak": memory["peak"], "passes": solution.passes}
