@@ -30,15 +30,21 @@ def run(setting: Setting) -> Result:
         normalize="l2",
     )
     iterations = setting.pick(20, 2)
-    limit = setting.pick(3 * GB // 2, 512 * MIB)
+    limit = setting.pick(2 * GB, 512 * MIB)
     records: list[tuple[float, float]] = []
 
     def note(record: Record) -> None:
         records.append((time.perf_counter() - begin, record.objective))
+        print(f"  iteration {record.iteration}, {record.passes} passes, {records[-1][0]:.0f} s", flush=True)
 
     with watched() as memory, local_workers(2, limit) as executor:
         begin = time.perf_counter()
-        options = Options(tol=0.0, max_iter=iterations, memory_limit=setting.pick(3 * GB // 2, 2**28))
+        options = Options(
+            tol=0.0,
+            max_iter=iterations,
+            memory_limit=setting.pick(3 * GB // 2, 2**28),
+            shard_labels=setting.pick(True, None),
+        )
         _, solution = train(
             data, Parameters(radius=100.0, weights=0.1, options=options), executor, callbacks=[note]
         )
