@@ -217,7 +217,7 @@ def measure(
     workers: int = 2,
     memory_limit: int = 2**31,
 ) -> Run:
-    """Train on worker processes of so much memory, every pass from the disk, and read in between."""
+    """Train on worker processes of so much memory, and read all of X from the disk in between."""
     with local_workers(workers, limit) as executor:
         cluster = executor.client.cluster
         with Watch(cluster) as watch:
@@ -234,7 +234,7 @@ def measure(
             options = Options(
                 step=step, assemble=assemble, tol=0.0, max_iter=iterations, memory_limit=memory_limit
             )
-            parameters = Parameters(radius=100.0, cache="none", options=options)
+            parameters = Parameters(radius=100.0, options=options)
             _, solution = train(data, parameters, timed, callbacks=[read])
             lost = watch.lost + len(set(watch.pids) - first)
     return Run(
@@ -290,5 +290,8 @@ def run(setting: Setting) -> Result:
     ]
     found.raw = {name: [each._asdict() for each in one.passes] for name, one in runs.items()}
     found.raw["peaks"] = {name: one.peaks for name, one in runs.items()}
-    found.notes.append("Every pass reads from the disk: the system is made to forget the files before it.")
+    found.notes.append(
+        "Passes read from the disk: the system is made to forget the files before each. Workers keep labels, "
+        "scores and as much of X as finds room in their own memory, as they do by default."
+    )
     return found
