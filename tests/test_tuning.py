@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from dswml.estimator import SparseWeightedClassifier
 from dswml.estimator_cv import SparseWeightedClassifierCV
 from dswml.executor import InProcessExecutor
 from dswml.folds import fold_of_rows
+from dswml.path import MANY, Path, Point
 from dswml.sources import as_dataset
 from dswml.tuning import Tuned, tune
 
@@ -127,3 +129,17 @@ def test_what_cannot_be_searched_is_a_sentence(options: dict[str, Any], message:
     X, Y = problem()
     with InProcessExecutor(1) as executor, pytest.raises(UsageError, match=message):
         tune(as_dataset(X, Y), executor, radii=RADII, **options)
+
+
+def test_points_that_were_begun_go_on_when_fewer_are_worked_on_at_once() -> None:
+    found: Any = Path.__new__(Path)
+    found.window, found.points = 3, [Point(radius, n_labels=4) for radius in (1.0, 2.0, 3.0, 4.0)]
+    found.problem = SimpleNamespace(rank=MANY)
+    found.advance()
+    assert [point.radius for point in found.open] == [1.0, 2.0, 3.0]
+    found.problem.rank = MANY + 1  # the basis may be rotated from here on, and all that is on it with it
+    found.advance()
+    assert [point.mt.shape[1] for point in found.open] == 3 * [MANY + 1]
+    found.points[0].u = found.points[1].u = np.zeros((1, 0))
+    found.advance()
+    assert [point.radius for point in found.open] == [3.0, 4.0]
