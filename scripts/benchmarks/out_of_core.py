@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 from common import GB, MIB, Goal, Result, Setting, Table, local_workers, spread
 from distributed import LocalCluster, SchedulerPlugin
@@ -20,10 +21,11 @@ from dswml.dataset import Dataset, open_dataset
 from dswml.executor import Executor, InProcessExecutor
 from dswml.features import BlockSource
 from dswml.frank_wolfe import Options
+from dswml.sweep import Sweep
 from dswml.synth import synthesize
 from dswml.training import Parameters, train
 
-READING = "only reading"
+READING, BARE = "only reading", "reading and bare products"
 
 
 class Watch(SchedulerPlugin):
@@ -81,6 +83,27 @@ class Pass(NamedTuple):
     kind: str
     seconds: float
     cpu: float
+    products: tuple[int, int, bool] = (0, 0, False)
+
+
+class Bare(NamedTuple):
+    """What a pass cannot do without: X U of so many columns, X^T V of so many, and X^T Y if it assembles."""
+
+    source: BlockSource
+    columns: tuple[int, int, bool]
+
+
+def multiply_block(block: RowBlock, bare: Bare) -> int:
+    """Read a row block as `read_block` does, make the products, and drop them."""
+    features, active = bare.source.features(block), bare.source.labels(block)
+    right, left, labels = bare.columns
+    if right:
+        features.times(np.ones((features.n_features, right)))
+    if left:
+        features.transpose_times(np.ones((features.n_rows, left)))
+    if labels:
+        features.transpose_times_labels(active, np.ones(active.nnz))
+    return features.nbytes
 
 
 class Timed(Executor):
@@ -94,8 +117,11 @@ class Timed(Executor):
     def reduce(
         self, function: Any, combine: Any, items: Any, payload: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        kind = READING
-        if function is not read_block:
+        kind, products = READING, (0, 0, False)
+        if function is multiply_block:
+            kind, products = BARE, payload.columns
+        elif function is not read_block:
+            products = _products(payload, *args)
             asked = [name for name in ("assemble", "grow") if getattr(payload, name, False)]
             asked += [
                 name for name in ("right", "left", "direction") if getattr(payload, name, None) is not None
@@ -104,7 +130,7 @@ class Timed(Executor):
         self.prepare()
         begin, cpu = time.perf_counter(), self.watch.cpu_seconds
         result = self.executor.reduce(function, combine, items, payload, *args, **kwargs)
-        self.passes.append(Pass(kind, time.perf_counter() - begin, self.watch.cpu_seconds - cpu))
+        self.passes.append(Pass(kind, time.perf_counter() - begin, self.watch.cpu_seconds - cpu, products))
         return result
 
     def map(self, *args: Any, **kwargs: Any) -> Any:
@@ -133,6 +159,14 @@ class Timed(Executor):
         pass
 
 
+def _products(request: Sweep, pieces: Sequence[Any] = ()) -> tuple[int, int, bool]:
+    """Columns of the products with X, and with its transpose, that answer a request."""
+    basis = sum(piece.value.shape[1] for piece in pieces)
+    left = 0 if request.left is None else request.left.shape[1]
+    right = 0 if request.right is None else request.right.shape[1]
+    return basis + left, request.grow + right, request.assemble
+
+
 def evict(store: Path) -> None:
     """Have the system forget the files, as it would if they did not fit into its memory."""
     for file in store.glob("X/**/*"):
@@ -143,7 +177,8 @@ def evict(store: Path) -> None:
 
 
 def read_block(block: RowBlock, source: BlockSource) -> int:
-    """Read a row block of X, and the next one ahead, and drop it."""
+    """Read a row block of X and Y, and the next one of X ahead, and drop it."""
+    source.labels(block)
     return source.features(block).nbytes
 
 
@@ -165,11 +200,19 @@ class Run:
 
     @property
     def kinds(self) -> list[str]:
-        return [kind for kind in dict.fromkeys(each.kind for each in self.passes) if kind != READING]
+        return [
+            kind for kind in dict.fromkeys(each.kind for each in self.passes) if kind not in (READING, BARE)
+        ]
 
     @property
     def work(self) -> list[Pass]:
-        return [each for each in self.passes if each.kind != READING]
+        return [each for each in self.passes if each.kind not in (READING, BARE)]
+
+    @property
+    def next_to_bare(self) -> list[tuple[Pass, Pass]]:
+        """Every pass, and reading with the same products alone, as it was measured after the fit."""
+        bare = {each.products: each for each in self.passes if each.kind == BARE}
+        return [(each, bare[each.products]) for each in self.work if each.products in bare]
 
     def slowdown(self, kind: str | None = None) -> float:
         """Median time of a pass, of one kind or any, by that of a pass that only reads."""
@@ -216,8 +259,13 @@ def measure(
     iterations: int,
     workers: int = 2,
     memory_limit: int = 2**31,
+    *,
+    bare: bool = False,
 ) -> Run:
-    """Train on worker processes of so much memory, and read all of X from the disk in between."""
+    """Train on worker processes of so much memory, and read all of X from the disk in between.
+
+    At the end come passes of reading and the ``bare`` products of those of the fit, if asked for.
+    """
     with local_workers(workers, limit) as executor:
         cluster = executor.client.cluster
         with Watch(cluster) as watch:
@@ -236,6 +284,9 @@ def measure(
             )
             parameters = Parameters(radius=100.0, options=options)
             _, solution = train(data, parameters, timed, callbacks=[read])
+            wanted = dict.fromkeys(each.products for each in timed.passes if any(each.products))
+            for columns in wanted if bare else ():
+                assert timed.reduce(multiply_block, sum, data.blocks, Bare(source, columns)) == whole
             lost = watch.lost + len(set(watch.pids) - first)
     return Run(
         timed.passes, whole, limit, sorted(watch.peaks.values()), lost, watch.paused, solution.objective
