@@ -373,6 +373,9 @@ class Run:
         problem, options = self.problem, self.options
         positives, dtype = int(problem.label_counts.sum()), problem.source.dtype
         plain = LeastSquares(square, -2 * gradient, problem.n_rows, positives, dtype)
+        if problem.radius >= plain.free_norm and not problem.whole:
+            problem.append_all()
+            return plain.free_solution()  # the next look finds its gap, which is small but for huge radii
         tol = max(options.tol, 1e-14)
         objective, self.known_gap = plain.solve(problem.radius, tol, self.floor)
         if self.known_gap > tol * max(objective, self.floor):  # not again, but direction by direction
@@ -448,7 +451,9 @@ class Run:
     def solution(self, record: Record, status: str) -> Solution:
         values, left = oracle.singular_rotation(self.mt)
         rank = int(np.count_nonzero(values > 1e-13 * values.max(initial=0.0)))  # nothing certified is dropped
-        u = self.problem.basis[:, : self.mt.shape[1]] @ left[:rank].T
+        u = left[:rank].T
+        if not self.problem.whole:
+            u = self.problem.basis[:, : self.mt.shape[1]] @ u
         m = left[:rank] @ self.mt.T
         return Solution(
             u=u,

@@ -30,6 +30,9 @@ __all__ = [
 Array = npt.NDArray[Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: Side of the squares in which a matrix is mirrored: two of them fit into the processor's first cache.
+TILE = 32
+
 
 def _compiled(function: F) -> F:
     # Reassociation lets the compiler use vector registers; the order stays fixed once compiled.
@@ -78,18 +81,37 @@ def csr_transpose_times_dense(indptr: Array, indices: Array, data: Array, dense:
 
 @_compiled
 def csr_square(indptr: Array, indices: Array, data: Array, out: Array) -> None:
-    """``out = A.T @ A`` for a CSR block A, every pair of a row's entries once, given zeros."""
+    """``out = A.T @ A`` for a CSR block A, every pair of a row's entries once, given zeros.
+
+    Column by column, so that what is added to stays in the processor's cache.
+    """
+    side, begin, size = len(out), indptr[0], indptr[-1] - indptr[0]
+    starts = np.zeros(side + 1, dtype=np.int64)
+    for k in range(begin, begin + size):
+        starts[indices[k] + 1] += 1
+    for a in range(side):
+        starts[a + 1] += starts[a]
+    entries, ends = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
     for i in range(indptr.size - 1):
         for k in range(indptr[i], indptr[i + 1]):
-            value = np.float64(data[k])
-            line = out[indices[k]]
-            line[indices[k]] += value * value / 2
-            for j in range(k + 1, indptr[i + 1]):
+            at = starts[indices[k]]
+            entries[at], ends[at] = k, indptr[i + 1]
+            starts[indices[k]] = at + 1
+    first = 0
+    for a in range(side):
+        line = out[a]
+        for at in range(first, starts[a]):
+            value = np.float64(data[entries[at]])
+            line[a] += value * value / 2
+            for j in range(entries[at] + 1, ends[at]):
                 line[indices[j]] += value * data[j]
-    for a in range(len(out)):
-        for b in range(a + 1):
-            out[a, b] += out[b, a]
-            out[b, a] = out[a, b]
+        first = starts[a]
+    for top in range(0, side, TILE):
+        for left in range(0, top + 1, TILE):
+            for a in range(top, min(top + TILE, side)):
+                for b in range(left, min(left + TILE, a + 1)):
+                    out[a, b] += out[b, a]
+                    out[b, a] = out[a, b]
 
 
 @_compiled

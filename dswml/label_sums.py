@@ -132,14 +132,16 @@ class Statistics:
         kernels.add_up_rows(self.indptr, self.rows, self._light, z, sums[:, old:])
         self.z = np.hstack([self.z, z])
         made = np.setdiff1d(np.flatnonzero(self.counts > GRAM_FROM * rank), self._summed)
-        grown = np.empty((self._summed.size + made.size, rank, rank))
+        held = self._summed.size
+        grown = np.empty((held + made.size, rank, rank))
         if grams is not None:
-            grown[: self._summed.size] = _bordered(self.grams[: self._summed.size], grams)
-        for position, label in enumerate(made, start=self._summed.size):
+            grown[:held] = _bordered(self.grams[:held], grams)
+        # The larger the rank, the fewer labels have a Gram matrix: those of `made` had one before, if any.
+        grown[held:, :old, :old] = self.grams[self.place[made]] if old else 0.0
+        for gram, label in zip(grown[held:], made, strict=True):
             active = self.z[self.rows[self.indptr[label] : self.indptr[label + 1]]]
-            before = self.place[label]
-            corner = self.grams[before] if before >= 0 else active[:, :old].T @ active[:, :old]
-            grown[position] = _bordered(corner[None], (active.T @ active[:, old:])[None])[0]
+            gram[:, old:] = active.T @ active[:, old:]
+        _mirror(grown[held:], old)
         self.grams = grown
         self.place = np.full(self.n_labels, -1, dtype=np.int64)
         self.place[np.concatenate([self._summed, made])] = np.arange(len(grown))
@@ -150,9 +152,10 @@ class Statistics:
         self.g0 = _bordered(self.g0[None], columns[None])[0]
 
     def renew(self, g0: Array, positives: Array) -> None:
-        """Replace all sums by those of another basis, where the C_l are not held."""
+        """Replace all sums by those of another basis, where the C_l are not held; G0 is exactly symmetric."""
         self._empty()
-        self.append(g0, positives)
+        self.g0, self.positives = g0, positives
+        self.rank, self.widths = len(g0), [len(g0)]
 
     def rotate(self, rotation: Array) -> None:
         """Replace the basis U by ``U @ rotation`` (r x r', orthonormal columns)."""
@@ -198,7 +201,13 @@ def _bordered(corner: Array, columns: Array) -> Array:
     out = np.empty((count, rank, rank))
     out[:, :old, :old] = corner
     out[:, :, old:] = columns
-    out[:, old:, :old] = np.swapaxes(columns[:, :old], 1, 2)
-    block = columns[:, old:]
-    out[:, old:, old:] = (block + np.swapaxes(block, 1, 2)) / 2
+    _mirror(out, old)
     return out
+
+
+def _mirror(matrices: Array, old: int) -> None:
+    """Make matrices exactly symmetric whose rows from ``old`` on are those of their columns."""
+    matrices[:, old:, :old] = np.swapaxes(matrices[:, :old, old:], 1, 2)
+    block = matrices[:, old:, old:]
+    block += np.swapaxes(block, 1, 2)
+    block /= 2

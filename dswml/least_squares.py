@@ -89,7 +89,10 @@ class LeastSquares:
 
     def _find_free(self) -> None:
         """Minimise F without the ball; find its nuclear norm."""
-        factor = np.linalg.cholesky(self.square + self.ridge * np.eye(len(self.square))), True
+        ridged = self.square.copy()
+        ridged.flat[:: len(ridged) + 1] += self.ridge
+        # Columns first, as LAPACK has them: it is the same matrix, without copies.
+        factor = scipy.linalg.cho_factor(ridged.T, overwrite_a=True, check_finite=False)
         self.free = scipy.linalg.cho_solve(factor, self.cross.T, check_finite=False).T
         squares = np.linalg.eigvalsh(self.free @ self.free.T)
         self.free_norm = float(np.sqrt(np.maximum(squares, 0)).sum())
@@ -180,7 +183,13 @@ class LeastSquares:
 
     def solution(self) -> Array:
         """Transpose of the last solution W (L x D)."""
-        z = self.z if self.vectors is None else self.z @ self.vectors.T
+        return self._of_labels(self.z if self.vectors is None else self.z @ self.vectors.T)
+
+    def free_solution(self) -> Array:
+        """Transpose of the minimum without the ball, which is one where that holds it."""
+        return self._of_labels(self.free)
+
+    def _of_labels(self, z: Array) -> Array:
         return z if self.frame is None else self.frame @ z
 
     def factors(self) -> tuple[Array, Array]:
@@ -193,7 +202,7 @@ class LeastSquares:
         u = ((left.T @ self.z) / sizes[:, None]).T
         u = u if self.vectors is None else self.vectors @ u
         mt = left * sizes
-        return u, mt if self.frame is None else self.frame @ mt
+        return u, self._of_labels(mt)
 
 
 def step_ahead(before: float, last: float, radius: float) -> float:

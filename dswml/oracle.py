@@ -78,7 +78,7 @@ def assembled(
     mt = _padded(mt, problem.rank)
     gradient = problem.gradient(mt, sums["gradient"])  # L x D
     left, values, right = decompose(gradient, leading)
-    answer = Answer(left, values, right, *problem.value_and_slope(mt, sums), exact=True)
+    answer = Answer(left, values, right, *problem.value_and_slope(mt, sums, gradient), exact=True)
     return answer, sums.get("square")
 
 
@@ -160,9 +160,9 @@ def warm_start(mt: Array, last: Array, width: int, rng: np.random.Generator) -> 
 
 
 def singular_rotation(mt: Array) -> tuple[Array, Array]:
-    """Singular values of a tall matrix, largest first, and its right singular vectors as rows.
+    """Singular values of a matrix, largest first, and its right singular vectors as rows.
 
-    The long ones, of which there may be a hundred times as many entries, are ``mt @ rows.T / values``.
+    The others, of which there may be a hundred times as many entries, are ``mt @ rows.T / values``.
 
     Examples
     --------
@@ -171,6 +171,10 @@ def singular_rotation(mt: Array) -> tuple[Array, Array]:
     (array([3., 2.]), array([[0., 1.],
            [1., 0.]]))
     """
+    if mt.shape[0] < mt.shape[1]:
+        frame, coordinates = np.linalg.qr(mt.T)
+        rotation, values, _ = svd(coordinates)
+        return values, (frame @ rotation).T
     triangle: Array = np.zeros((0, mt.shape[1]))
     step = max(ROTATION_ENTRIES // max(mt.shape[1], 1), mt.shape[1], 1)
     for first in range(0, len(mt), step):

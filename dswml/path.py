@@ -30,7 +30,9 @@ NEEDED = 0.9
 #: least and not beyond FINEST of the tolerance.
 INNER, ROUGHEST, FINEST = 0.2, 0.005, 0.15
 #: A point asks for so many directions at least.
-FEWEST = 20
+FEWEST = 10
+#: A solved point asks for so many at most, on behalf of a radius that is not begun.
+FORESEEN = 40
 #: With more directions than this small problems take their time, and fewer radii are worked on at once.
 MANY, FEWER = 64, 2
 
@@ -135,13 +137,28 @@ class Path:
         point.objective = objective
         gap = max(slope + point.radius * float(values[0]), 0.0)
         expected = values * (values > -slope / point.radius if problem.rank else False)
+        factors, triples = (problem.basis, point.mt), (left, values, right)
         if self.bound is not None:
-            factors, triples = (problem.basis, point.mt), (left, values, right)
             gap, expected = self.bound.gap_at(factors, triples, slope, point.radius, problem.p0)
         self.judge(point, gap)
-        if point.solved or point.excess <= FINEST * self.tol * self.scale(point):
+        if point.solved:
+            return self.foreseen(factors, triples, slope)
+        if point.excess <= FINEST * self.tol * self.scale(point):
             return None
         return _lacked(left, expected)
+
+    def foreseen(
+        self, factors: tuple[Array, Array], triples: tuple[Array, Array, Array], slope: float
+    ) -> Array | None:
+        """Directions that the next radius will want, if there is one, from the gradient at a solution."""
+        following = next((point for point in self.unsolved if not point.mt.any()), None)
+        if following is None:
+            return None
+        left, values, _ = triples
+        expected = np.zeros_like(values)
+        if self.bound is not None:
+            _, expected = self.bound.gap_at(factors, triples, slope, following.radius, self.problem.p0)
+        return _lacked(left, expected)[:, :FORESEEN]
 
     def judge(self, point: Point, gap: float) -> None:
         """Take the gap of a point, whose objective is known, and settle it if that is small enough."""

@@ -158,6 +158,11 @@ class Problem:
         self.pieces, self.pending = [Shared(f"basis-{uuid.uuid4().hex}", self.basis)], 0
         self.statistics.renew(self.moment, -2 * gradient)
 
+    @property
+    def whole(self) -> bool:
+        """Whether the basis are the features themselves: orthonormal, with ones on the diagonal."""
+        return self.rank == self.n_features and bool((np.diagonal(self.basis) == 1).all())
+
     def sweep(self, mt: Array | None, **request: Any) -> Partial:
         """Read the data once, with W = U M or 0; see `Sweep` for what can be asked for.
 
@@ -260,19 +265,18 @@ class Problem:
 
     # What follows from the sums without another read.
 
-    def value_and_slope(self, mt: Array, sums: Partial) -> tuple[float, float]:
-        """F(W) and <W, grad F(W)> from the "loss" and "slope" of a sweep."""
+    def value_and_slope(self, mt: Array, sums: Partial, gradient: Array | None = None) -> tuple[float, float]:
+        """F(W) and <W, grad F(W)> from the "loss" and "slope" of a sweep, and the gradient where it is known."""
         power = 0.0
-        if self.loss == "square":
+        if gradient is not None and self.whole:
+            power = float(np.vdot(gradient, mt)) / self.scale - float(sums["slope"])
+        elif self.loss == "square":
             power = self.p0 * float(np.vdot(self.gram(mt.shape[1]), mt.T @ mt))
         return (float(sums["loss"]) + power) / self.n_rows, self.scale * (float(sums["slope"]) + power)
 
     def gram(self, rank: int) -> Array:
         """U^T X^T X U over the first directions, symmetric to the last bit."""
-        if self.known is not None and self.moment is self.known[0]:
-            gram = self.moment  # of the features themselves: the same bits without the product
-        else:
-            gram = self.basis[:, :rank].T @ self.moment[:, :rank]
+        gram = self.moment if self.whole else self.basis[:, :rank].T @ self.moment[:, :rank]
         return (gram + gram.T) / 2
 
     @property
