@@ -32,7 +32,7 @@ INNER, ROUGHEST, FINEST = 0.2, 0.005, 0.15
 #: A point asks for so many directions at least.
 FEWEST = 10
 #: A solved point asks for so many at most, on behalf of a radius that is not begun.
-FORESEEN = 40
+FORESEEN = 20
 #: With more directions than this small problems take their time, and fewer radii are worked on at once.
 MANY, FEWER = 64, 2
 

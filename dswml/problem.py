@@ -266,7 +266,7 @@ class Problem:
     # What follows from the sums without another read.
 
     def value_and_slope(self, mt: Array, sums: Partial, gradient: Array | None = None) -> tuple[float, float]:
-        """F(W) and <W, grad F(W)> from the "loss" and "slope" of a sweep, and the gradient where it is known."""
+        """F(W) and <W, grad F(W)> from the "loss" and "slope" of a sweep, and the gradient if known."""
         power = 0.0
         if gradient is not None and self.whole:
             power = float(np.vdot(gradient, mt)) / self.scale - float(sums["slope"])
