@@ -111,17 +111,11 @@ class Features:
     def transpose_times_labels(self, labels: Any, *values: Array) -> list[Array]:
         """``(X_b.T @ E).T``, labels x features, for each E with the pattern of ``labels`` and such values."""
         if self.sparse:
-            together = np.zeros((labels.shape[1], self.n_features, len(values)))
+            out = np.zeros((len(values), labels.shape[1], self.n_features))
             kernels.csr_transpose_times_labels(
-                self.indptr,
-                self.indices,
-                self.data,
-                labels.indptr,
-                labels.indices,
-                np.stack(values, axis=1),
-                together,
+                self.indptr, self.indices, self.data, labels.indptr, labels.indices, np.stack(values), out
             )
-            return [np.ascontiguousarray(together[:, :, number]) for number in range(len(values))]
+            return list(out)
         return [self._dense_transpose_times_labels(labels, each) for each in values]
 
     def _dense_transpose_times_labels(self, labels: Any, values: Array) -> Array:

@@ -124,16 +124,14 @@ def csr_transpose_times_labels(
     values: Array,
     out: Array,
 ) -> None:
-    """``out[:, :, p] += (X.T @ E_p).T`` (labels x features) for CSR blocks X and E_p of one pattern."""
-    points = values.shape[1]
+    """``out[p] += (X.T @ E_p).T`` (labels x features) for CSR blocks X and E_p of one pattern."""
     for i in range(indptr.size - 1):
         for k in range(indptr[i], indptr[i + 1]):
-            lines = out[indices[k]]
-            weights = values[k]
-            for j in range(x_indptr[i], x_indptr[i + 1]):
-                line = lines[x_indices[j]]
-                for point in range(points):
-                    line[point] += weights[point] * x_data[j]
+            for point in range(len(values)):
+                line = out[point, indices[k]]
+                value = values[point, k]
+                for j in range(x_indptr[i], x_indptr[i + 1]):
+                    line[x_indices[j]] += value * x_data[j]
 
 
 @_compiled

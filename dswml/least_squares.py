@@ -81,7 +81,8 @@ class LeastSquares:
         # The eigenvectors, and B^T in them, once the ball is known to bind.
         self.vectors: Array | None = None
         self.z = self.free = np.zeros_like(cross)
-        self.rank = 0
+        # Left singular vectors of Z, where the last projection has left them.
+        self.left: Array | None = None
         self.free_norm = 0.0
         self._behind: list[tuple[float, Array]] = []
         if self.ridge > 0:
@@ -112,7 +113,7 @@ class LeastSquares:
         if radius >= self.free_norm:  # the ball does not bind
             objective, gap = self._look_free(radius)
             if gap <= tol * max(objective, floor):
-                self.vectors, self.z, self.rank = None, self.free, len(self.free)
+                self.vectors, self.z, self.left = None, self.free, None
                 return objective, gap
         if self.vectors is None:
             self._turn()
@@ -143,7 +144,7 @@ class LeastSquares:
             ahead = RELAXATION * free + (1 - RELAXATION) * self.z + self.taken
             factors = shrinking_factors(ahead @ ahead.T, radius)
             before, self.z = self.z, ahead if factors is None else factors[0] @ (factors[1] @ ahead)
-            self.rank = len(self.z) if factors is None else factors[0].shape[1]
+            self.left = None if factors is None else factors[1].T
             self.taken = ahead - self.z
             objective, gap = self._look(radius)
             if gap <= tol * max(objective, floor):
@@ -165,7 +166,7 @@ class LeastSquares:
         _, gap = self._look(radius)
         if found.gap >= gap:
             return None
-        self.z, self.taken, self.rank = found.mt, np.zeros_like(found.mt), labels
+        self.z, self.taken, self.left = found.mt, np.zeros_like(found.mt), None
         return self._look(radius)[0], found.gap
 
     def _look(self, radius: float) -> tuple[float, float]:
@@ -194,12 +195,14 @@ class LeastSquares:
 
     def factors(self) -> tuple[Array, Array]:
         """U (D x k) and M^T (L x k) of the last solution W = U M."""
-        squares, left = np.linalg.eigh(self.z @ self.z.T)
-        kept = slice(len(self.z) - self.rank if squares[-1] > 0 else len(self.z), None)
-        # Where these are off by rounding the product of the factors is not.
-        sizes = np.sqrt(np.maximum(squares[kept], np.finfo(float).eps * squares[-1]))
-        left = left[:, kept]
-        u = ((left.T @ self.z) / sizes[:, None]).T
+        left = self.left
+        if left is None:
+            _, left = np.linalg.eigh(self.z @ self.z.T)
+        right = left.T @ self.z
+        sizes = np.linalg.norm(right, axis=1)
+        kept = sizes > np.finfo(float).eps * sizes.max(initial=0.0)
+        left, right, sizes = left[:, kept], right[kept], sizes[kept]
+        u = (right / sizes[:, None]).T
         u = u if self.vectors is None else self.vectors @ u
         mt = left * sizes
         return u, self._of_labels(mt)

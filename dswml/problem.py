@@ -286,9 +286,10 @@ class Problem:
 
     def gradient(self, mt: Array, assembled: Array) -> Array:
         """Transpose of grad F (L x D) from the "gradient" of a sweep."""
-        if self.loss == "square":
-            assembled = assembled + self.p0 * (mt @ self.moment[:, : mt.shape[1]].T)
-        return self.scale * assembled
+        gradient = self.scale * assembled
+        if self.loss == "square" and mt.shape[1]:
+            gradient += mt @ (self.scale * self.p0 * self.moment[:, : mt.shape[1]].T)
+        return gradient
 
     def gradient_times(self, mt: Array, right: Array, sum_right: Array) -> Array:
         """``grad F @ right`` (D x k) from the "right" of a sweep."""

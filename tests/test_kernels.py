@@ -66,11 +66,11 @@ def test_a_slice_of_row_starts_multiplies_those_rows() -> None:
 def test_features_times_labels(dtype: Any) -> None:
     x, e = sparse(0, (13, 7), dtype), sparse(1, (13, 5))
     expected = (x.toarray().T @ e.toarray()).T
-    both = np.zeros((5, 7, 2))
-    values = np.stack([e.data, -2 * e.data], axis=1)
+    both = np.zeros((2, 5, 7))
+    values = np.stack([e.data, -2 * e.data])
     kernels.csr_transpose_times_labels(x.indptr, x.indices, x.data, e.indptr, e.indices, values, both)
-    np.testing.assert_allclose(both[:, :, 0], expected, atol=tolerance(dtype))
-    np.testing.assert_allclose(both[:, :, 1], -2 * expected, atol=2 * tolerance(dtype))
+    np.testing.assert_allclose(both[0], expected, atol=tolerance(dtype))
+    np.testing.assert_allclose(both[1], -2 * expected, atol=2 * tolerance(dtype))
     out = np.zeros((5, 7))
     kernels.dense_transpose_times_labels(x.toarray(), e.indptr, e.indices, e.data, out)
     np.testing.assert_allclose(out, expected, atol=tolerance(dtype))
@@ -78,10 +78,11 @@ def test_features_times_labels(dtype: Any) -> None:
 
 @in_both_types
 def test_features_times_themselves(dtype: Any) -> None:
-    x = sparse(0, (13, 7), dtype)
-    out = np.zeros((7, 7))
-    kernels.csr_square(x.indptr, x.indices, x.data, out)
-    dense = x.toarray().astype(np.float64)
+    side = 2 * kernels.TILE + 3
+    x = sparse(0, (40, side), dtype)
+    out = np.zeros((side, side))
+    kernels.csr_square(x.indptr[5:], x.indices, x.data, out)
+    dense = x.toarray()[5:].astype(np.float64)
     np.testing.assert_allclose(out, dense.T @ dense, atol=tolerance(dtype))
     np.testing.assert_array_equal(out, out.T)
 
