@@ -133,7 +133,7 @@ class LeastSquares:
         # It is -ridge times the minimum, so that all terms of the gap are of the size of the ridge.
         size = float(np.linalg.norm(change))
         gap = (size**2 / max(self.ridge, np.finfo(float).tiny) / 2 + 2 * radius * size) / self.n_rows
-        return (slope + self.positives - overlap) / (2 * self.n_rows), gap
+        return self._objective(slope, overlap), gap
 
     def _bound(self, radius: float, tol: float, floor: float) -> tuple[float, float]:
         """Minimise where the ball binds."""
@@ -180,7 +180,11 @@ class LeastSquares:
         # E lacks the ridge's part of it, of which W and the best V meet at most its norm.
         missed = float(np.sqrt(squares @ (self.ridge * self.inverse) ** 2))
         gap = (float(squares @ self.inverse) / 2 + 2 * radius * missed) / self.n_rows
-        return (slope + self.positives - overlap) / (2 * self.n_rows), gap
+        return self._objective(slope, overlap), gap
+
+    def _objective(self, slope: float, overlap: float) -> float:
+        """F from <W, G W - B> and <W, B>; where Y is interpolated, rounding could take it below zero."""
+        return max((slope + self.positives - overlap) / (2 * self.n_rows), 0.0)
 
     def solution(self) -> Array:
         """Transpose of the last solution W (L x D)."""
