@@ -24,7 +24,9 @@ __all__ = [
     "csr_transpose_times_dense",
     "csr_transpose_times_labels",
     "dense_transpose_times_labels",
+    "gradient_step",
     "row_norms",
+    "step_sums",
 ]
 
 Array = npt.NDArray[Any]
@@ -206,6 +208,35 @@ def add_up_rows(indptr: Array, rows: Array, labels: Array, z: Array, out: Array)
         for k in range(indptr[label], indptr[label + 1]):
             for a in range(width):
                 out[label, a] += z[rows[k], a]
+
+
+@_compiled
+def gradient_step(
+    x: Array, x_before: Array, g: Array, g_before: Array, weight: float, curvature: float, out: Array
+) -> None:
+    """``out = y - g_y / curvature``, y and g_y extrapolated: ``y = x + weight (x - x_before)``, g_y alike."""
+    inverse = 1 / curvature
+    for i in range(x.shape[0]):
+        for a in range(x.shape[1]):
+            y = x[i, a] + weight * (x[i, a] - x_before[i, a])
+            slope = g[i, a] + weight * (g[i, a] - g_before[i, a])
+            out[i, a] = y - inverse * slope
+
+
+@_compiled
+def step_sums(
+    x: Array, x_before: Array, g: Array, g_before: Array, weight: float, x_new: Array, g_new: Array
+) -> tuple[float, float, float]:
+    """``||m||^2, <m, g_new - g_y>, <m, x_new - x>`` of the move ``m = x_new - y``, with y as above."""
+    length = met = onward = 0.0
+    for i in range(x.shape[0]):
+        for a in range(x.shape[1]):
+            moved = x_new[i, a] - (x[i, a] + weight * (x[i, a] - x_before[i, a]))
+            slope = g[i, a] + weight * (g[i, a] - g_before[i, a])
+            length += moved * moved
+            met += moved * (g_new[i, a] - slope)
+            onward += moved * (x_new[i, a] - x[i, a])
+    return length, met, onward
 
 
 @_compiled

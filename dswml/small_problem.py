@@ -207,7 +207,7 @@ class Part:
     def ahead_gram(self, moved: bool, weight: float, curvature: float) -> Array:
         """Gram matrix of the point that a step from the extrapolated iterate leads to."""
         self._accept(moved)
-        return self._gram(lambda labels: self._ahead(labels, weight, curvature)[2], self.wide)
+        return self._gram(lambda labels: self._ahead(labels, weight, curvature), self.wide)
 
     def _gram(self, rows: Callable[[slice], Array], wide: bool) -> Array:
         side = self.stop - self.first if wide else self.statistics.rank
@@ -217,13 +217,15 @@ class Part:
             out += piece @ piece.T if wide else piece.T @ piece
         return out
 
-    def _ahead(self, labels: slice, weight: float, curvature: float) -> tuple[Array, Array, Array]:
-        """Extrapolated iterate y, the gradient there, and where the step from y leads."""
-        y, gradient = self.x[labels], self._g[labels]
-        if weight:
-            y = y + weight * (y - self._x_before[labels])
-            gradient = gradient + weight * (gradient - self._g_before[labels])
-        return y, gradient, y - gradient / curvature
+    def _ahead(self, labels: slice, weight: float, curvature: float) -> Array:
+        """Where the step from the extrapolated iterate leads."""
+        out = np.empty(self.x[labels].shape)
+        kernels.gradient_step(*self._iterates(labels), weight, curvature, out)
+        return out
+
+    def _iterates(self, labels: slice) -> tuple[Array, Array, Array, Array]:
+        """The iterate and the one before it, and the gradients there."""
+        return self.x[labels], self._x_before[labels], self._g[labels], self._g_before[labels]
 
     def move(self, weight: float, curvature: float, factors: tuple[Array, Array] | None) -> Array:
         """Make the projected step from y to x'; return ||x' - y||^2, <x' - y, g' - g_y>, <x' - y, x' - x>."""
@@ -235,7 +237,7 @@ class Part:
         if factors is not None and not self.wide:
             g0 = factors[1] @ g0
         for labels in self._steps:
-            y, gradient, ahead = self._ahead(labels, weight, curvature)
+            ahead = self._ahead(labels, weight, curvature)
             if factors is None:
                 x_new[labels] = low = ahead
             elif self.wide:
@@ -244,12 +246,7 @@ class Part:
                 low = ahead @ factors[0]
                 np.matmul(low, factors[1], out=x_new[labels])
             self._gradient(labels, x_new[labels], low @ g0, g_new[labels])
-            moved = x_new[labels] - y
-            out += (
-                np.vdot(moved, moved),
-                np.vdot(moved, g_new[labels] - gradient),
-                np.vdot(moved, x_new[labels] - self.x[labels]),
-            )
+            out += kernels.step_sums(*self._iterates(labels), weight, x_new[labels], g_new[labels])
         return out
 
     def _accept(self, moved: bool) -> None:

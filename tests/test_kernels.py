@@ -136,3 +136,16 @@ def test_products_agree_for_all_shapes_and_repeat_to_the_bit(seed: int, n: int, 
     kernels.csr_times_dense(a.indptr, a.indices, a.data, right.copy(), second)
     np.testing.assert_allclose(first, a.toarray() @ right, atol=1e-12)
     assert first.tobytes() == second.tobytes()
+
+
+@pytest.mark.parametrize("weight", [0.0, 0.7])
+def test_a_gradient_step_from_an_extrapolated_point_and_what_it_met(weight: float) -> None:
+    x, x_before, g, g_before, x_new, g_new = (normal(seed, 9, 5) for seed in range(6))
+    y, slope = x + weight * (x - x_before), g + weight * (g - g_before)
+    ahead = np.full(x.shape, np.nan)
+    kernels.gradient_step(x, x_before, g, g_before, weight, 3.0, ahead)
+    np.testing.assert_allclose(ahead, y - slope / 3.0, atol=1e-13)
+    found = kernels.step_sums(x, x_before, g, g_before, weight, x_new, g_new)
+    moved = x_new - y
+    wanted = [np.vdot(moved, each) for each in (moved, g_new - slope, x_new - x)]
+    np.testing.assert_allclose(found, wanted, atol=1e-12)

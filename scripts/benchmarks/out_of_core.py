@@ -15,6 +15,7 @@ import psutil
 from common import GB, MIB, Goal, Result, Setting, Table, local_workers, spread
 from distributed import LocalCluster, SchedulerPlugin
 
+from dswml import sweep
 from dswml.blocks import RowBlock
 from dswml.dask_executor import DaskExecutor
 from dswml.dataset import Dataset, open_dataset
@@ -26,6 +27,9 @@ from dswml.synth import synthesize
 from dswml.training import Parameters, train
 
 READING, BARE = "only reading", "reading and bare products"
+#: What a pass cannot do without: columns of X U and of X^T V, whether X^T Y, and for how many new directions
+#: the Gram matrices of labels.
+Needed = tuple[int, int, bool, int]
 
 
 class Watch(SchedulerPlugin):
@@ -83,22 +87,25 @@ class Pass(NamedTuple):
     kind: str
     seconds: float
     cpu: float
-    products: tuple[int, int, bool] = (0, 0, False)
+    needed: Needed = (0, 0, False, 0)
 
 
 class Bare(NamedTuple):
-    """What a pass cannot do without: X U of so many columns, X^T V of so many, and X^T Y if it assembles."""
+    """What a pass cannot do without, and the labels that workers make Gram matrices of (see `Sweep`)."""
 
     source: BlockSource
-    columns: tuple[int, int, bool]
+    needed: Needed
+    place: Any
 
 
 def multiply_block(block: RowBlock, bare: Bare) -> int:
-    """Read a row block as `read_block` does, make the products, and drop them."""
+    """Read a row block as `read_block` does, make the products and Gram matrices, and drop them."""
     features, active = bare.source.features(block), bare.source.labels(block)
-    right, left, labels = bare.columns
+    right, left, labels, summed = bare.needed
     if right:
-        features.times(np.ones((features.n_features, right)))
+        z = features.times(np.ones((features.n_features, right)))
+        if summed and bare.place.max() >= 0:
+            sweep._label_grams(active, bare.place, z, right, summed)
     if left:
         features.transpose_times(np.ones((features.n_rows, left)))
     if labels:
@@ -113,15 +120,16 @@ class Timed(Executor):
         self.executor, self.watch, self.prepare = executor, watch, prepare
         self.n_slots = executor.n_slots
         self.passes: list[Pass] = []
+        self.place: Any = None
 
     def reduce(
         self, function: Any, combine: Any, items: Any, payload: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
-        kind, products = READING, (0, 0, False)
+        kind, needed = READING, (0, 0, False, 0)
         if function is multiply_block:
-            kind, products = BARE, payload.columns
+            kind, needed = BARE, payload.needed
         elif function is not read_block:
-            products = _products(payload, *args)
+            needed, self.place = _needed(payload, *args), payload.place
             asked = [name for name in ("assemble", "grow") if getattr(payload, name, False)]
             asked += [
                 name for name in ("right", "left", "direction") if getattr(payload, name, None) is not None
@@ -130,7 +138,7 @@ class Timed(Executor):
         self.prepare()
         begin, cpu = time.perf_counter(), self.watch.cpu_seconds
         result = self.executor.reduce(function, combine, items, payload, *args, **kwargs)
-        self.passes.append(Pass(kind, time.perf_counter() - begin, self.watch.cpu_seconds - cpu, products))
+        self.passes.append(Pass(kind, time.perf_counter() - begin, self.watch.cpu_seconds - cpu, needed))
         return result
 
     def map(self, *args: Any, **kwargs: Any) -> Any:
@@ -159,12 +167,13 @@ class Timed(Executor):
         pass
 
 
-def _products(request: Sweep, pieces: Sequence[Any] = ()) -> tuple[int, int, bool]:
-    """Columns of the products with X, and with its transpose, that answer a request."""
+def _needed(request: Sweep, pieces: Sequence[Any] = ()) -> Needed:
+    """Return what answers a request."""
     basis = sum(piece.value.shape[1] for piece in pieces)
     left = 0 if request.left is None else request.left.shape[1]
     right = 0 if request.right is None else request.right.shape[1]
-    return basis + left, request.grow + right, request.assemble
+    summed = request.grow if request.place is not None and request.grams else 0
+    return basis + left, request.grow + right, request.assemble, summed
 
 
 def evict(store: Path) -> None:
@@ -210,9 +219,9 @@ class Run:
 
     @property
     def next_to_bare(self) -> list[tuple[Pass, Pass]]:
-        """Every pass, and reading with the same products alone, as it was measured after the fit."""
-        bare = {each.products: each for each in self.passes if each.kind == BARE}
-        return [(each, bare[each.products]) for each in self.work if each.products in bare]
+        """Every pass, and reading with what it needs alone, as it was measured after the fit."""
+        bare = {each.needed: each for each in self.passes if each.kind == BARE}
+        return [(each, bare[each.needed]) for each in self.work if each.needed in bare]
 
     def slowdown(self, kind: str | None = None) -> float:
         """Median time of a pass, of one kind or any, by that of a pass that only reads."""
@@ -284,9 +293,10 @@ def measure(
             )
             parameters = Parameters(radius=100.0, options=options)
             _, solution = train(data, parameters, timed, callbacks=[read])
-            wanted = dict.fromkeys(each.products for each in timed.passes if any(each.products))
-            for columns in wanted if bare else ():
-                assert timed.reduce(multiply_block, sum, data.blocks, Bare(source, columns)) == whole
+            wanted = dict.fromkeys(each.needed for each in timed.passes if any(each.needed))
+            for needed in wanted if bare else ():
+                one = Bare(source, needed, timed.place)
+                assert timed.reduce(multiply_block, sum, data.blocks, one) == whole
             lost = watch.lost + len(set(watch.pids) - first)
     return Run(
         timed.passes, whole, limit, sorted(watch.peaks.values()), lost, watch.paused, solution.objective
