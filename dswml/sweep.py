@@ -119,7 +119,7 @@ def sweep_block_together(block: RowBlock, requests: tuple[Sweep, ...], *basis: A
 @_quietly
 def _sums(reader: _Reader, request: Sweep, basis: tuple[Array, ...]) -> Partial:
     labels = request.source.labels(reader.block)
-    z, rank = _block_scores(reader, request.basis, basis)
+    z, rank, fresh = _block_scores(reader, request.basis, basis)
     residual: _SquareResidual | _ExponentialResidual
     if request.loss == "square":
         residual = _SquareResidual(labels, z, request.mt, request.p0)
@@ -135,7 +135,9 @@ def _sums(reader: _Reader, request: Sweep, basis: tuple[Array, ...]) -> Partial:
     if request.left is not None:
         out["left"] = residual.transpose_times(reader.features.times(request.left))
     if request.grow:
-        new = np.ascontiguousarray(z[:, rank - request.grow : rank])
+        new = fresh
+        if new is None or new.shape[1] != request.grow:
+            new = np.ascontiguousarray(z[:, rank - request.grow : rank])
         out["moment"] = reader.features.transpose_times(new)
         if request.place is not None:
             out["positives"] = _summed_positives(labels, request.place, new)
@@ -266,8 +268,10 @@ class _Reader:
         )
 
 
-def _block_scores(reader: _Reader, keys: tuple[str, ...], basis: tuple[Array, ...]) -> tuple[Array, int]:
-    """Return Z_b = X_b U in a buffer with room to grow, and its rank.
+def _block_scores(
+    reader: _Reader, keys: tuple[str, ...], basis: tuple[Array, ...]
+) -> tuple[Array, int, Array | None]:
+    """Return Z_b = X_b U in a buffer with room to grow, its rank, and the last piece of it if just made.
 
     Each piece of U is multiplied by itself, so that a Z_b rebuilt elsewhere has the bits of one
     that grew piece by piece.
@@ -286,12 +290,13 @@ def _block_scores(reader: _Reader, keys: tuple[str, ...], basis: tuple[Array, ..
         if z is not None:
             grown[:, :done] = z[:, :done]
         z = grown
+    fresh = None
     for piece in basis[len(known) :]:
-        z[:, done : done + piece.shape[1]] = reader.features.times(piece)
+        z[:, done : done + piece.shape[1]] = fresh = reader.features.times(piece)
         done += piece.shape[1]
     if known != keys:
         source.keep(block, kind, (keys, z), z.nbytes)
-    return z, rank
+    return z, rank, fresh
 
 
 class _SquareResidual:

@@ -21,6 +21,7 @@ from dswml.executor import InProcessExecutor
 from dswml.features import BlockSource, Features
 from dswml.frank_wolfe import Options
 from dswml.problem import Problem
+from dswml.sweep import Partial, combine
 from dswml.training import Parameters, train
 
 #: Columns of the bare products, and of the new directions of a pass: those of a corrective step.
@@ -111,8 +112,8 @@ def _next_to_bare(found: Result, place: str, run: Run) -> None:
 
 
 def _in_memory(found: Result, kind: str, data: Dataset, setting: Setting) -> None:
-    """Passes over blocks that are kept in memory, next to the products of the same blocks."""
-    blocks = data.blocks[: setting.pick(16, 2)]
+    """Passes over blocks that are kept in memory, next to the products with all of them."""
+    blocks = data.blocks[: max(setting.pick(GB, 2 * MIB) // data.block_nbytes, 1)]
     dtype = "float64" if data.is_sparse else str(data.x_dtype)
     lines = []
     with InProcessExecutor() as executor:
@@ -129,22 +130,21 @@ def _in_memory(found: Result, kind: str, data: Dataset, setting: Setting) -> Non
         )
         corrective.keep_statistics(np.full(data.n_labels, -1))
 
-        def products(block: RowBlock, payload: object) -> float:
+        def products(block: RowBlock, payload: object) -> Partial:
             features = kept[block.index]
             z = features.times(direction)
-            return float(features.transpose_times(z)[0, 0])
+            return {"product": features.transpose_times(z)}
 
-        def product(block: RowBlock, payload: object) -> float:
-            features = kept[block.index]
-            return float(features.transpose_times(scores[block.index])[0, 0])
+        def product(block: RowBlock, payload: object) -> Partial:
+            return {"product": kept[block.index].transpose_times(scores[block.index])}
 
         scores = {block.index: rng.normal(size=(block.n_rows, COLUMNS)) for block in blocks}
         nothing = np.zeros((data.n_labels, 0))
         calls: dict[str, Callable[[], object]] = {
             "new directions": lambda: plain.sweep(nothing),
-            "X U and X^T Z": lambda: executor.map(products, blocks),
+            "X U and X^T Z": lambda: executor.reduce(products, combine, blocks),
             "right": lambda: plain.sweep(nothing, right=right),
-            "X^T Z": lambda: executor.map(product, blocks),
+            "X^T Z": lambda: executor.reduce(product, combine, blocks),
             "new directions with statistics of labels": lambda: corrective.sweep(nothing),
         }
         times: dict[str, list[float]] = {name: [] for name in calls}
