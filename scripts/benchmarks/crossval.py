@@ -22,7 +22,7 @@ from common import Goal, Result, Setting, Table, real_sets, seconds
 from sklearn.model_selection import GridSearchCV, PredefinedSplit
 
 import dswml
-from dswml import evaluation, frank_wolfe, grid_scores, path, problem, tuning
+from dswml import evaluation, frank_wolfe, grid_scores, path, problem, small_problem, tuning
 from dswml.dataset import Dataset, create_dataset, open_dataset
 from dswml.evaluation import evaluate
 from dswml.executor import InProcessExecutor
@@ -42,7 +42,11 @@ READS = "reads of X, and sums over the rows"
 WORK: dict[str, list[tuple[Any, str]]] = {
     READS: [(tuning, "sweep_block_together"), (problem, "sweep_block")],
     "statistics of the bases": [(problem.Problem, "absorb")],
-    "small problems": [(path, "solve"), (frank_wolfe, "solve")],
+    "small problems": [
+        (path, "solve"),
+        (frank_wolfe, "solve"),
+        *((small_problem.Part, name) for name in ("begin", "sums", "ahead_gram", "move")),
+    ],
     "uniform weights": [(PlainPath, "solve_all"), (frank_wolfe.Run, "all_directions")],
     "gaps and directions": [
         *((path.Path, name) for name in ("begin", "look")),
