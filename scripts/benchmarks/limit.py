@@ -94,14 +94,13 @@ def _next_to_bare(found: Result, place: str, run: Run) -> None:
     found.tables.append(
         Table(f"Out of core, {place}: every pass, and reading with what it needs alone", header, lines)
     )
-    busy = spread([each.cpu / each.seconds for each in run.passes if each.kind == READING]).middle
     found.goals += [
         Goal(
             f"out of core, {place}: time of a pass / time of only reading",
             run.slowdown(),
             1.25,
-            note=f"only reading keeps {busy:.1f} of 2 processors busy; reading and the bare products and "
-            f"Gram matrices that passes need alone take {spread(least)} times as long",
+            note=f"{run.busy}; reading and the bare products and Gram matrices that passes need alone take "
+            f"{spread(least)} times as long",
         ),
         Goal(
             f"out of core, {place}: time of a pass / time of reading and what it needs",

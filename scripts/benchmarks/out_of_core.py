@@ -223,6 +223,12 @@ class Run:
         bare = {each.needed: each for each in self.passes if each.kind == BARE}
         return [(each, bare[each.needed]) for each in self.work if each.needed in bare]
 
+    @property
+    def busy(self) -> str:
+        """How much of the processors reading alone takes, which is what it leaves to work beside it."""
+        busy = spread([each.cpu / each.seconds for each in self.passes if each.kind == READING]).middle
+        return f"only reading keeps {busy:.1f} of {os.cpu_count()} processors busy"
+
     def slowdown(self, kind: str | None = None) -> float:
         """Median time of a pass, of one kind or any, by that of a pass that only reads."""
         of_kind = [each.seconds for each in self.work if kind in (None, each.kind)]
@@ -342,6 +348,7 @@ def run(setting: Setting) -> Result:
                     1 / each.slowdown(kind),
                     0.7,
                     at_most=False,
+                    note=each.busy,
                 )
             )
     every = list(runs.values())
