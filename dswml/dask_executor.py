@@ -12,8 +12,7 @@ import time
 import uuid
 import warnings
 from array import array
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import cycle, islice, zip_longest
 from queue import Empty, SimpleQueue
@@ -22,15 +21,15 @@ from typing import Any, TypeVar
 import dask
 from dask._task_spec import Task, TaskRef
 from dask.utils import funcname
-from distributed import Client, Future, get_worker
+from distributed import Client, Future
 from distributed.client import FutureCancelledError, FuturesCancelledError
 from distributed.comm.core import CommClosedError
 from distributed.scheduler import KilledWorker
 
 from .broadcast import LOOK_EVERY, Broadcast, SendError, wait_for
+from .dask_graph import add_leaves, add_tree, at_home, following_leaves
 from .errors import ClusterError
 from .executor import (
-    ARITY,
     Combine,
     Executor,
     Function,
@@ -38,10 +37,6 @@ from .executor import (
     OnResult,
     Shared,
     available_memory,
-    expecting,
-    lend,
-    needs_of,
-    one_blas_thread,
 )
 from .placement import place
 
@@ -155,7 +150,7 @@ class DaskExecutor(Executor):
             if values is not None:
                 sent.append(self._broadcast.send(values(own[0]), home=homes[own[0]]))
             graph[key] = Task(
-                key, _at_home, function, own, payload, *(TaskRef(each.key) for each in sent[-1:])
+                key, at_home, function, own, payload, *(TaskRef(each.key) for each in sent[-1:])
             )
         futures = self._submit(graph, list(keys), list(keys), homes, strict=True)
         results: dict[int, R] = {}
@@ -184,7 +179,7 @@ class DaskExecutor(Executor):
             graph: dict[str, Task] = {}
             homes = self._place(len(todo), workers)
             chosen = [items[index] for index in todo]
-            leaves = _add_leaves(graph, function, chosen, [sent], [payload], _following(homes, workers))
+            leaves = add_leaves(graph, function, chosen, [sent], [payload], following_leaves(homes, workers))
             futures = self._submit(graph, leaves, leaves, homes)
             try:
                 indices = dict(zip(leaves, todo, strict=True))
@@ -217,8 +212,8 @@ class DaskExecutor(Executor):
             sent = [self._broadcast.send(payload), *self._broadcast.send_once(shared)]
             graph: dict[str, Task] = {}
             homes = self._place(len(items), workers)
-            leaves = _add_leaves(graph, function, items, sent, values, _following(homes, workers))
-            root = _add_tree(graph, combine, leaves)
+            leaves = add_leaves(graph, function, items, sent, values, following_leaves(homes, workers))
+            root = add_tree(graph, combine, leaves)
             wanted = [root] if on_result is None else [root, *leaves]
             futures = self._submit(graph, leaves, wanted, homes)
             try:
@@ -429,58 +424,6 @@ class _Progress:
             self._on_result(done)
 
 
-def _add_leaves(
-    graph: dict[str, Task],
-    function: Function[Any],
-    items: Sequence[Any],
-    sent: Sequence[Future[Any]],
-    values: Sequence[Any],
-    following: Sequence[tuple[str, int] | None],
-) -> list[str]:
-    """Add a task an item; what an item needs of the results that the cluster holds comes with it."""
-    name = f"{funcname(function)}-{uuid.uuid4().hex}"
-    arguments = [TaskRef(future.key) for future in sent]
-    leaves = [f"{name}-{index}" for index in range(len(items))]
-    for key, item, after in zip(leaves, items, following, strict=True):
-        lent = needs_of(values, item)
-        then = None if after is None else (after[0], items[after[1]])
-        graph[key] = Task(
-            key, _call, function, item, then, lent, *(TaskRef(each) for each in lent), *arguments
-        )
-    return leaves
-
-
-def _following(homes: Sequence[str], workers: Mapping[str, int]) -> list[tuple[str, int] | None]:
-    """For every leaf its worker and the number of the leaf that the same thread there will get next."""
-    following: list[tuple[str, int] | None] = [None] * len(homes)
-    queues: dict[str, deque[int]] = {}
-    for index, home in enumerate(homes):
-        queue = queues.setdefault(home, deque())
-        if len(queue) == workers[home]:
-            following[queue.popleft()] = (home, index)
-        queue.append(index)
-    return following
-
-
-def _add_tree(graph: dict[str, Task], combine: Combine[Any], leaves: list[str]) -> str:
-    """Add the nodes that combine the leaves, `ARITY` at a time; return the key of the root."""
-    name = f"{funcname(combine)}-{uuid.uuid4().hex}"
-    level = leaves
-    while len(level) > 1:
-        nodes = []
-        for start in range(0, len(level), ARITY):
-            children = level[start : start + ARITY]
-            if len(children) == 1:
-                nodes += children
-                continue
-            key = f"{name}-{len(graph)}"
-            graph[key] = Task(key, _combine, combine, *(TaskRef(child) for child in children))
-            nodes.append(key)
-        level = nodes
-    (root,) = level
-    return root
-
-
 def _room(worker: Mapping[str, Any]) -> int:
     """Bytes that a worker has for its tasks before it is paused, beside its own code."""
     if not worker["memory_limit"]:
@@ -499,30 +442,6 @@ def _release(futures: Mapping[str, Future[Any]]) -> None:
     """Let go of results now: an exception's traceback could hold the futures, and the work go on."""
     for future in futures.values():
         future.release()
-
-
-def _call(
-    function: Function[R],
-    item: Any,
-    following: tuple[str, Any] | None,
-    lent: Sequence[Hashable],
-    *values: Any,
-) -> R:
-    results, (payload, *bundles) = values[: len(lent)], values[len(lent) :]
-    # A task that another worker has taken over says nothing of what comes next there.
-    then = following[1] if following is not None and get_worker().address == following[0] else None
-    with one_blas_thread(), lend(dict(zip(lent, results, strict=True))), expecting(then):
-        return function(item, payload, *(value for bundle in bundles for value in bundle))
-
-
-def _at_home(function: Function[R], numbers: Sequence[int], payload: Any, *own: Any) -> list[R]:
-    with one_blas_thread():
-        return [function(number, payload, *own) for number in numbers]
-
-
-def _combine(combine: Combine[R], *results: R) -> R:
-    with one_blas_thread():
-        return combine(list(results))
 
 
 def _nothing() -> None:

@@ -29,7 +29,8 @@ from dswml.blocks import RowBlock
 from dswml.broadcast import BUNDLE, Broadcast
 from dswml.cache import check_room, process_cache
 from dswml.current import current_executor
-from dswml.dask_executor import DaskExecutor, _following
+from dswml.dask_executor import DaskExecutor
+from dswml.dask_graph import following_leaves
 from dswml.dataset import Dataset, open_dataset
 from dswml.errors import ClusterError, DataError, UsageError
 from dswml.executor import ARITY, Executor, InProcessExecutor, Shared, following_item
@@ -760,7 +761,7 @@ def test_dask_arrays_of_much_memory_are_worked_on_where_they_are() -> None:
 def test_a_task_knows_what_comes_next_on_its_worker_unless_another_has_taken_it_over() -> None:
     workers = {"a": 1, "b": 2}
     homes = ("a", "a", "b", "b", "b", "b", "a")
-    assert _following(homes, workers) == [("a", 1), ("a", 6), ("b", 4), ("b", 5), None, None, None]
+    assert following_leaves(homes, workers) == [("a", 1), ("a", 6), ("b", 4), ("b", 5), None, None, None]
 
 
 def test_the_next_item_is_known_on_the_workers(executor: DaskExecutor) -> None:
