@@ -11,6 +11,9 @@ __all__ = ["Section", "facts", "page", "table", "tiles"]
 #: No script runs and nothing is fetched, whatever is in the texts.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
+#: Characters of a cell from which on it is a sentence rather than a figure.
+LONGEST_FIGURE = 28
+
 _STYLE = """
 :root{--paper:#fff;--ink:#1c2430;--soft:#566273;--rule:#dde3ea;--box:#f6f8fa;--link:#0b57b0;
 --c0:#6b7686;--c1:#1f6fd6;--c2:#c65d00;--c3:#16805a;--c4:#9438a8;color-scheme:light}
@@ -69,7 +72,8 @@ th:first-child{text-align:left;font-weight:500}
 thead th{color:var(--soft);font-weight:500;font-size:.85rem}
 .facts td{text-align:left;white-space:normal;overflow-wrap:anywhere}
 .facts th{color:var(--soft);font-weight:400}
-th.long{white-space:normal;overflow-wrap:break-word;min-width:8rem;max-width:18rem}
+.long{white-space:normal;overflow-wrap:break-word;min-width:8rem;max-width:18rem}
+td.long,thead .long{text-align:left;min-width:14rem;max-width:26rem}
 summary{cursor:pointer;color:var(--link);margin:.8rem 0 .2rem}
 footer{margin-top:2.4rem;padding-bottom:2rem}
 @media (max-width:30rem){text{font-size:13.5px}h1{font-size:1.45rem}}
@@ -118,15 +122,30 @@ def page(title: str, lead: str, top: str, sections: Sequence[Section], notes: Se
 
 
 def table(caption: str, header: Sequence[str], lines: Sequence[Sequence[str]], *, long: bool = False) -> str:
-    """Return a table that scrolls in a box of its own; the first cell of a line names it."""
-    first = ' class="long"' if long else ""
-    titles = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in header)
-    rows = "".join(
-        f'<tr><th scope="row"{first}>{escape(name)}</th>'
-        + "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-        + "</tr>"
-        for name, *cells in lines
-    )
+    """Return a table that scrolls in a box of its own; the first cell of a line names it.
+
+    In a ``long`` one names are broken into lines, and so are columns that hold sentences.
+
+    Examples
+    --------
+    >>> wide = table("", ["a", "b"], [["c", "some words that are a sentence"]], long=True)
+    >>> '<td class="long">some words' in wide
+    True
+    """
+    columns = zip(header, *lines, strict=True)
+    wide = [long and max(map(len, cells)) > LONGEST_FIGURE for _, *cells in columns if cells]
+    wide = [long, *(wide or [False] * len(header))[1:]]
+
+    def row(cells: Sequence[str], first: str, other: str) -> str:
+        out = []
+        for number, (cell, broken) in enumerate(zip(cells, wide, strict=True)):
+            kind = other if number else first
+            breaks = ' class="long"' if broken else ""
+            out.append(f"<{kind}{breaks}>{escape(cell)}</{kind[:2]}>")
+        return "".join(out)
+
+    titles = row(header, 'th scope="col"', 'th scope="col"')
+    rows = "".join("<tr>" + row(line, 'th scope="row"', "td") + "</tr>" for line in lines)
     return (
         f'<div class="scroll" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
         f"<caption>{escape(caption)}</caption><thead><tr>{titles}</tr></thead><tbody>{rows}</tbody></table></div>"
