@@ -13,8 +13,6 @@ Where X^T X is small it comes with the first read: uniform weights need no other
 from __future__ import annotations
 
 import os
-import sys
-import threading
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
@@ -179,7 +177,7 @@ def tune(
     }
     journal = begin(checkpoint, request, n_rows=data.n_rows, limit=memory_limit, stop=stop, announce=announce)
     threads = max(min(executor.n_slots, len(os.sched_getaffinity(0))), 1)
-    aside = ThreadPoolExecutor(threads, initializer=_stand_back)
+    aside = ThreadPoolExecutor(threads)
     try:
         with one_blas_thread(), saving(journal), ThreadPoolExecutor(threads) as pool:
             p0s = [p0 for _, p0 in weightings]
@@ -373,12 +371,6 @@ class Search:
             )
             for at, (radius, weight, p0) in enumerate(grid)
         ]
-
-
-def _stand_back() -> None:
-    """Let this thread work in what the others leave idle; where threads have no priorities, beside them."""
-    if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
 
 
 def _bound_of(path: Path, sums: Partial) -> GapBound:
