@@ -73,7 +73,7 @@ thead th{color:var(--soft);font-weight:500;font-size:.85rem}
 .facts td{text-align:left;white-space:normal;overflow-wrap:anywhere}
 .facts th{color:var(--soft);font-weight:400}
 .long{white-space:normal;overflow-wrap:break-word;min-width:8rem;max-width:18rem}
-td.long,thead .long{text-align:left;min-width:14rem;max-width:26rem}
+td.long,thead .long:not(:first-child){text-align:left;min-width:14rem;max-width:26rem}
 summary{cursor:pointer;color:var(--link);margin:.8rem 0 .2rem}
 footer{margin-top:2.4rem;padding-bottom:2rem}
 @media (max-width:30rem){text{font-size:13.5px}h1{font-size:1.45rem}}
