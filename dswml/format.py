@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,11 @@ from dswml.layout import ArrayLayout, Layout, index_dtype
 from dswml.storage import CSR_INDICES, CSR_INDPTR, CSR_VALUES, DENSE_FLOAT, LABELS
 
 __all__ = [
+    "COUNTS",
     "FORMAT",
     "FORMAT_VERSION",
     "check_attributes",
+    "check_facts",
     "create_arrays",
     "fill_value",
     "layout_of",
@@ -26,6 +28,8 @@ __all__ = [
 
 FORMAT = "dswml-dataset"
 FORMAT_VERSION = 1
+#: Attributes that are known before the first row is written.
+COUNTS = ("n_rows", "n_features", "n_labels", "nnz_y")
 
 
 def check_attributes(attrs: Mapping[str, Any], url: str) -> None:
@@ -44,16 +48,20 @@ def check_attributes(attrs: Mapping[str, Any], url: str) -> None:
             f"{url} has data set format version {version!r}; this program reads version {FORMAT_VERSION}: "
             "install a newer dswml"
         )
-    required = ("n_rows", "n_features", "n_labels", "nnz_x", "nnz_y", "k_hat")
-    for name in required:
+    check_facts(attrs, url, (*COUNTS, "nnz_x", "k_hat"))
+    if attrs.get("complete") is not True:
+        raise IncompleteStoreError(f"the store {url} is not marked complete: make it again")
+
+
+def check_facts(attrs: Mapping[str, Any], url: str, counts: Sequence[str] = COUNTS) -> None:
+    """Refuse attributes that are not of the kind that every data set has, complete or not."""
+    for name in counts:
         if not isinstance(attrs.get(name), int) or attrs[name] < 0:
             raise DataError(f"attribute {name} of {url} is {attrs.get(name)!r} where a count must be")
     if not isinstance(attrs.get("sparse"), bool):
         raise DataError(f"attribute sparse of {url} is {attrs.get('sparse')!r} where true or false must be")
     if not isinstance(attrs.get("store_id"), str):
         raise DataError(f"attribute store_id of {url} is {attrs.get('store_id')!r} where a text must be")
-    if attrs.get("complete") is not True:
-        raise IncompleteStoreError(f"the store {url} is not marked complete: make it again")
 
 
 def new_attributes(

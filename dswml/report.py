@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import uuid
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from . import report_sections as write
 from .blocks import DEFAULT_BLOCK_BYTES
-from .errors import DataError, StoreExistsError
+from .errors import DataError, StoreExistsError, telling
 from .evaluation import Evaluation, evaluate
 from .evaluation_tables import percent
 from .executor import Executor
@@ -99,8 +99,10 @@ def write_report(
     place = absolute_url(out)
     _check_place(place, overwrite, storage_options)
     name = "a model"
+    damage: AbstractContextManager[None] = nullcontext()
     if not isinstance(model, Model):
         name, model = public_name(model), load_model(model, storage_options=storage_options)
+        damage = telling(f"the attributes of {name} are damaged: train again")
     found, names, rows = None, model.label_names, ""
     if X is not None:
         if Y is None and isinstance(X, str | os.PathLike):
@@ -109,8 +111,9 @@ def write_report(
         found = evaluate(model, data, k=k, exact=exact, executor=executor, on_progress=on_progress)
         names = names or data.label_names
         rows = _rows(model, data)
-    sections, left_out = _sections(model, found, names, rows, k)
-    content = page(f"Report of {name}", _lead(model), _top(model, found), sections, left_out).encode()
+    with damage:
+        sections, left_out = _sections(model, found, names, rows, k)
+        content = page(f"Report of {name}", _lead(model), _top(model, found), sections, left_out).encode()
     _put(place, content, storage_options)
     return Report(place, len(content), tuple(each.key for each in sections), tuple(left_out))
 

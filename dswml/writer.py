@@ -16,7 +16,16 @@ from numpy.typing import DTypeLike, NDArray
 from dswml.csr import CsrArray, member_array
 from dswml.errors import DataError, IncompleteStoreError, StoreExistsError, UsageError
 from dswml.executor import Executor, InProcessExecutor
-from dswml.format import FORMAT, FORMAT_VERSION, create_arrays, fill_value, layout_of, new_attributes
+from dswml.format import (
+    COUNTS,
+    FORMAT,
+    FORMAT_VERSION,
+    check_facts,
+    create_arrays,
+    fill_value,
+    layout_of,
+    new_attributes,
+)
 from dswml.layout import MAX_FILES, ArrayLayout, Layout, plan_layout
 from dswml.sidecar import Sidecar
 from dswml.storage import (
@@ -183,8 +192,9 @@ class DatasetWriter:
             raise IncompleteStoreError(
                 f"{place} was interrupted before its arrays existed and cannot be resumed: overwrite it"
             )
-        counts = {name: attrs[name] for name in ("n_rows", "n_features", "n_labels", "nnz_y")}
-        sparse = bool(attrs["sparse"])
+        check_facts(attrs, place)
+        counts = {name: attrs[name] for name in COUNTS}
+        sparse = attrs["sparse"]
         x = member_array(group, "X/data" if sparse else "X", place)
         rows = member_array(group, "X/indptr", place) if sparse else x
         layout = Layout(
@@ -199,8 +209,8 @@ class DatasetWriter:
             nnz_x=x.shape[0] if sparse else None,
             x_dtype=str(x.dtype),
             layout=layout,
-            store_id=str(attrs["store_id"]),
-            source=attrs["source"],
+            store_id=attrs["store_id"],
+            source=attrs.get("source") or {},
             storage_options=dict(storage_options or {}),
         )
 
