@@ -473,6 +473,27 @@ class Payload:
         return os.mkdir, (str(self.place),)
 
 
+def lose_attribute(store: Path, *path: str) -> None:
+    """Make an attribute in the metadata of a store nothing."""
+    metadata = json.loads((store / "zarr.json").read_text())
+    *groups, name = ("attributes", *path)
+    within = metadata
+    for group in groups:
+        within = within[group]
+    within[name] = None
+    (store / "zarr.json").write_text(json.dumps(metadata))
+
+
+def test_attributes_that_are_lost_are_told_with_their_place(tmp_path: Path) -> None:
+    make_model(tmp_path)
+    lose_attribute(tmp_path / "model.zarr", "info", "seconds")
+    assert "attributes of model.zarr are damaged" in tell(tmp_path, ("report", "model.zarr", "r.html"))
+    make_interrupted_import(tmp_path)
+    lose_attribute(tmp_path / "out.zarr", "store_id")
+    (command,) = KINDS["interrupted import"].commands
+    assert "attribute store_id of" in tell(tmp_path, command)
+
+
 def test_no_file_runs_code(tmp_path: Path) -> None:
     """Whatever holds arrays of NumPy may hold pickled objects in their place."""
     ran = tmp_path / "ran"

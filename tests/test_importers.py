@@ -935,13 +935,13 @@ def test_memory_does_not_grow_with_the_file(
     tmp_path: Path, matrices: tuple[Array, Array], packed: bool
 ) -> None:
     rows = write_xmlrepo(tmp_path / "rows.txt", *matrices).read_bytes().partition(b"\n")[2]
-    files = [tmp_path / "small.svm", tmp_path / "large.svm"]
-    for file, mib in zip(files, (4, 200), strict=True):
+    files, sizes = [tmp_path / "small.svm", tmp_path / "large.svm"], (64, 400)  # both fill all buffers
+    for file, mib in zip(files, sizes, strict=True):
         text = rows * (mib * 2**20 // len(rows))
         file.write_bytes(gzip.compress(text, 1) if packed else text)
     command = [sys.executable, "-c", PEAK, *map(str, files), str(tmp_path / "d.zarr")]
     growth = subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
-    assert int(growth) < 60
+    assert int(growth) < (sizes[1] - sizes[0]) / 3, "what is held of every row is small beside its text"
 
 
 @pytest.mark.slow
