@@ -55,13 +55,17 @@ def check_attributes(attrs: Mapping[str, Any], url: str) -> None:
 
 def check_facts(attrs: Mapping[str, Any], url: str, counts: Sequence[str] = COUNTS) -> None:
     """Refuse attributes that are not of the kind that every data set has, complete or not."""
-    for name in counts:
-        if not isinstance(attrs.get(name), int) or attrs[name] < 0:
-            raise DataError(f"attribute {name} of {url} is {attrs.get(name)!r} where a count must be")
-    if not isinstance(attrs.get("sparse"), bool):
-        raise DataError(f"attribute sparse of {url} is {attrs.get('sparse')!r} where true or false must be")
-    if not isinstance(attrs.get("store_id"), str):
-        raise DataError(f"attribute store_id of {url} is {attrs.get('store_id')!r} where a text must be")
+    kinds: dict[str, tuple[Any, str]] = {
+        **dict.fromkeys(counts, (int, "a count")),
+        "sparse": (bool, "true or false"),
+        "store_id": (str, "a text"),
+    }
+    for name, (kind, words) in kinds.items():
+        value = attrs.get(name)
+        if not isinstance(value, kind) or (kind is int and value < 0):
+            raise DataError(
+                f"attribute {name} of {url} is {value!r} where {words} must be: make the store again"
+            )
 
 
 def new_attributes(

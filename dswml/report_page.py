@@ -132,9 +132,8 @@ def table(caption: str, header: Sequence[str], lines: Sequence[Sequence[str]], *
     >>> '<td class="long">some words' in wide
     True
     """
-    columns = zip(header, *lines, strict=True)
-    wide = [long and max(map(len, cells)) > LONGEST_FIGURE for _, *cells in columns if cells]
-    wide = [long, *(wide or [False] * len(header))[1:]]
+    wide = [long and any(len(line[at]) > LONGEST_FIGURE for line in lines) for at in range(len(header))]
+    wide[0] = long
 
     def row(cells: Sequence[str], first: str, other: str) -> str:
         out = []
