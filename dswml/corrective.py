@@ -1,6 +1,6 @@
 """The corrective step: minimise F(U M) exactly over all M in the nuclear ball, for a fixed basis U.
 
-`solve` is an accelerated projected gradient method on the sums of the small problem; it reads no data.
+`solve` is a projected gradient method on the sums of the small problem; it reads no data.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ __all__ = ["Corrected", "project_nuclear", "solve"]
 
 Array = npt.NDArray[Any]
 
-#: Iterations between two looks at the gap of the small problem.
+#: Iterations between two looks at the gap of the small problem, where these are costly.
 CHECK_EVERY = 4
+#: Most that the curvature which steps follow changes by at a time.
+MOST = 1e3
 #: Gradient steps before splitting takes over, and steps of the latter.
 GRADIENT_STEPS = 600
 SPLITTING_STEPS = 2000
@@ -89,16 +91,18 @@ def solve(
     and splitting, which does not mind their condition, takes over.
     """
     bound = GapBound(problem.statistics.g0, problem.n_rows) if tight else None
-    found = _accelerated_gradient(problem, start, radius, tol, curvature, GRADIENT_STEPS, bound)
+    if bound is not None and not bound.holds(problem.p0):
+        bound = None
+    found = _projected_gradient(problem, start, radius, tol, curvature, GRADIENT_STEPS, bound)
     if found.gap <= tol:
         return found
     if problem.decomposes:
         split = _splitting(problem, found, radius, tol, bound)
         return split if split.gap < found.gap else found
-    return _accelerated_gradient(problem, found.mt, radius, tol, found.curvature, 4 * GRADIENT_STEPS, bound)
+    return _projected_gradient(problem, found.mt, radius, tol, found.curvature, 4 * GRADIENT_STEPS, bound)
 
 
-def _accelerated_gradient(
+def _projected_gradient(
     problem: Quadratic,
     start: Array,
     radius: float,
@@ -107,60 +111,52 @@ def _accelerated_gradient(
     max_iter: int,
     bound: GapBound | None,
 ) -> Corrected:
-    """Accelerated projected gradient with adaptive restart.
+    """Projected gradient whose steps follow the curvature of the last one (Barzilai and Borwein).
 
-    F is quadratic, so its gradient at an extrapolated point is the extrapolated gradient and an
-    iteration costs one multiplication with the statistics. The step follows the largest curvature
-    met along the way, which is far below the largest there is.
+    Of the two curvatures that they propose, the smaller, which a long step follows, and the larger take
+    turns. F is quadratic, so the best point between the iterate and the projection, and the gradient there,
+    are known: an iteration costs one multiplication with the statistics, and F never rises. The last step is
+    a short one, all the way to the projection: so the solution has no more rank than it needs, and nothing is
+    left of what long steps do to steep directions.
     """
     problem.begin(start)
-    momentum, weight, moved, iteration = 1.0, 0.0, False, 0
-    curvature *= 0.3
+    inverse = None if bound is None else bound.inverse
+    gap, share, largest, iteration = math.inf, 0.0, 0.0, 0
+    short = ready = bound is None
     while True:
-        gap, slope, overlap = _look(problem, moved, radius, bound)
-        moved = False
-        if gap <= tol or iteration >= max_iter:
+        if ready and bound is None:
+            gap, share = _plain_gap(problem, share, radius), 0.0
+        if (ready and gap <= tol) or iteration >= max_iter:
             break
-        for _ in range(CHECK_EVERY):
-            while True:
-                gram = problem.total("ahead_gram", moved, weight, curvature)
-                moved = False
-                factors = shrinking_factors(gram, radius)
-                length, met, onward = problem.total("move", weight, curvature, factors)
-                if met <= curvature * length * (1 + 1e-10):
-                    break
-                curvature = max(1.3 * curvature, 1.01 * met / length)
-            if onward < 0:
-                momentum = 1.0
-            following = (1 + np.sqrt(1 + 4 * momentum**2)) / 2
-            weight = float((momentum - 1) / following)
-            momentum, moved = following, True
-            iteration += 1
-    objective = problem.objective(slope, overlap)
-    return Corrected(np.concatenate(problem.each("iterate")), objective, gap, float(curvature), iteration)
+        short = gap <= tol if bound is not None else iteration % CHECK_EVERY == CHECK_EVERY - 1
+        curvature = largest if short and largest else curvature
+        factors = shrinking_factors(problem.total("ahead_gram", share, curvature), radius)
+        slope, length, met, turned, left = problem.total("move", curvature, factors, inverse)
+        share = float(np.clip(-slope / met, 0.0, 1.0)) if met > 0 else 1.0
+        if bound is not None:
+            # What the step gains, and what the projection lacks beside it.
+            gap += share * slope + share**2 * met / 2
+            beside = (1 - share) * slope + (1 - share**2) * met / 2
+            gap = max(min(gap, bound.gap_of_normal(left, radius, problem.p0) - beside), 0.0)
+        iteration += 1
+        if not share:  # as far as rounding lets it come
+            break
+        ready = short and share == 1
+        if met > 0:
+            largest = max(largest, turned / met)
+            wanted = met / length if iteration % 2 else turned / met
+            curvature = float(np.clip(wanted, curvature / MOST, curvature * MOST))
+    mt = np.concatenate(problem.each("iterate", share))
+    objective = problem.objective(*problem.total("numbers"))
+    return Corrected(mt, objective, gap, largest or curvature, iteration)
 
 
-def _look(
-    problem: Quadratic, moved: bool, radius: float, bound: GapBound | None
-) -> tuple[float, float, float]:
-    """The gap at the iterate, <x, gradient> and <b, x>."""
-    sums = problem.total("sums", moved, bound is not None)
-    slope, overlap, matrices = sums[0], sums[1], sums[2:]
-    side = math.isqrt(matrices.size // (1 if bound is None else 2))
-    gram = matrices[: side**2].reshape(side, side)
-    if bound is None or not side:
-        squares = np.linalg.eigvalsh(gram)
-        top = float(np.sqrt(max(squares.max(initial=0.0), 0.0)))
-        return float(slope) + radius * top, float(slope), float(overlap)
-    squares, vectors = np.linalg.eigh(gram)
-    values = np.sqrt(np.maximum(squares, 0))
-    inverse = np.divide(1, values, out=np.zeros_like(values), where=values > 1e-13 * values[-1])
-    product = matrices[side**2 :].reshape(side, side)
-    overlaps = -np.einsum("ij,ij->j", vectors, product @ vectors) * inverse
-    wide = problem.statistics.n_labels < problem.statistics.rank
-    left = problem.total("gradient_transpose_times", vectors * inverse) if wide else vectors
-    gap, _ = bound.gap(left[:, ::-1], values[::-1], overlaps[::-1], float(slope), radius, problem.p0)
-    return gap, float(slope), float(overlap)
+def _plain_gap(problem: Quadratic, share: float, radius: float) -> float:
+    """The gap of Eq. 37 at the iterate, after the last step is made."""
+    slope, *gram = problem.total("slope_and_gram", share)
+    side = math.isqrt(len(gram))
+    squares = np.linalg.eigvalsh(np.reshape(gram, (side, side)))
+    return float(slope) + radius * float(np.sqrt(max(squares.max(initial=0.0), 0.0)))
 
 
 def _splitting(
@@ -183,9 +179,13 @@ def _splitting(
         if iteration % CHECK_EVERY:
             continue
         problem.begin(feasible)
-        gap, slope, overlap = _look(problem, False, radius, bound)
+        if bound is None:
+            gap = _plain_gap(problem, 0.0, radius)
+        else:  # what a projection takes away is normal to the ball
+            left = (problem.gradient(feasible) + penalty * dual) @ bound.inverse
+            gap = bound.gap_of_normal(float(np.vdot(left, left)), radius, problem.p0)
         if gap < best.gap:
-            value = problem.objective(slope, overlap)
+            value = problem.objective(*problem.total("numbers"))
             best = Corrected(feasible, value, gap, start.curvature, start.iterations + iteration)
         if gap <= tol:
             break

@@ -13,6 +13,13 @@ With G = sum_i sigma_i u_i v_i^T and E = sum_i e_i u_i v_i^T, the minimum over t
     s_i = -u_i^T W v_i,   a_i = a u_i^T (X^T X)^+ u_i,
 
 which holds for any e, is the gap of Eq. 37 for e = 0, and has its minimum in closed form.
+
+Where W is the projection of something onto the ball, what the projection took away is normal to the ball at
+W, and so is any multiple n of it: <n, V - W> <= 0 for all V of the ball. Then E = G + n leaves
+
+    gap = a tr(E^T (X^T X)^+ E),
+
+without a decomposition.
 """
 
 from __future__ import annotations
@@ -71,6 +78,20 @@ class GapBound:
         bound.factor, bound.ridge = factor, float(ridge)
         return bound
 
+    def holds(self, p0: float) -> bool:
+        """Whether there is any curvature to count on."""
+        return min(p0, 1 - p0) > 0 and self.factor.size > 0
+
+    @property
+    def inverse(self) -> Array:
+        """Transposed inverse of the factor: the square of ``E^T @ inverse`` is <E, (X^T X + R)^-1 E>."""
+        return np.linalg.inv(self.factor).T
+
+    def gap_of_normal(self, square: float, radius: float, p0: float) -> float:
+        """Return the gap at W for G - E normal to the ball there, up to its sign, given that square."""
+        missed = float(np.sqrt(self.ridge * square))
+        return self.n_rows / (4 * min(p0, 1 - p0)) * square + 2 * radius * missed
+
     def gap_at(
         self,
         factors: tuple[Array, Array],
@@ -108,15 +129,14 @@ class GapBound:
         largest = float(values.max(initial=0.0))
         plain = max(slope + radius * largest, 0.0)
         expected = np.zeros(values.size)
-        least_weight = min(p0, 1 - p0)
-        if not (largest and least_weight > 0 and self.factor.size):
+        if not (largest and self.holds(p0)):
             return plain, expected
         near = values > NEAR * largest
         rest = float(values[~near].max(initial=0.0))
         left, values, overlaps = left[:, near], values[near], overlaps[near]
         solved = _solve_lower(self.factor, left)
         inverses = np.einsum("ij,ij->j", solved, solved)
-        costs = self.n_rows / (4 * least_weight) * inverses
+        costs = self.n_rows / (4 * min(p0, 1 - p0)) * inverses
         # Down to the level where as much is gained from the largest value as is lost: a sum over those whose
         # reach is above it, so that level and sum follow from sorted reaches.
         slack = -overlaps / (2 * costs)

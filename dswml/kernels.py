@@ -211,32 +211,38 @@ def add_up_rows(indptr: Array, rows: Array, labels: Array, z: Array, out: Array)
 
 
 @_compiled
-def gradient_step(
-    x: Array, x_before: Array, g: Array, g_before: Array, weight: float, curvature: float, out: Array
-) -> None:
-    """``out = y - g_y / curvature``, y and g_y extrapolated: ``y = x + weight (x - x_before)``, g_y alike."""
+def gradient_step(x: Array, g: Array, curvature: float, out: Array) -> None:
+    """``out = x - g / curvature``."""
     inverse = 1 / curvature
     for i in range(x.shape[0]):
         for a in range(x.shape[1]):
-            y = x[i, a] + weight * (x[i, a] - x_before[i, a])
-            slope = g[i, a] + weight * (g[i, a] - g_before[i, a])
-            out[i, a] = y - inverse * slope
+            out[i, a] = x[i, a] - inverse * g[i, a]
 
 
 @_compiled
 def step_sums(
-    x: Array, x_before: Array, g: Array, g_before: Array, weight: float, x_new: Array, g_new: Array
-) -> tuple[float, float, float]:
-    """``||m||^2, <m, g_new - g_y>, <m, x_new - x>`` of the move ``m = x_new - y``, with y as above."""
-    length = met = onward = 0.0
+    x: Array, g: Array, x_new: Array, g_new: Array, curvature: float, left: Array
+) -> tuple[float, float, float, float]:
+    """``<g, d>, <d, d>, <d, e>, <e, e>`` of ``d = x_new - x, e = g_new - g``; ``left = e - curvature d``."""
+    slope = length = met = turned = 0.0
     for i in range(x.shape[0]):
         for a in range(x.shape[1]):
-            moved = x_new[i, a] - (x[i, a] + weight * (x[i, a] - x_before[i, a]))
-            slope = g[i, a] + weight * (g[i, a] - g_before[i, a])
-            length += moved * moved
-            met += moved * (g_new[i, a] - slope)
-            onward += moved * (x_new[i, a] - x[i, a])
-    return length, met, onward
+            d = x_new[i, a] - x[i, a]
+            e = g_new[i, a] - g[i, a]
+            slope += g[i, a] * d
+            length += d * d
+            met += d * e
+            turned += e * e
+            left[i, a] = e - curvature * d
+    return slope, length, met, turned
+
+
+@_compiled
+def blend(old: Array, share: float, new: Array) -> None:
+    """``new = old + share (new - old)``."""
+    for i in range(old.shape[0]):
+        for a in range(old.shape[1]):
+            new[i, a] = old[i, a] + share * (new[i, a] - old[i, a])
 
 
 @_compiled

@@ -24,11 +24,11 @@ Array = npt.NDArray[Any]
 
 #: A path forgets the directions that its solutions do not use once those that they use are a share of NEEDED:
 #: with a weight below NEGLIGIBLE of the largest, a direction is not used; below NOTHING it is rounding.
-NEGLIGIBLE, NOTHING = 1e-3, 1e-7
+NEGLIGIBLE, NOTHING = 2e-3, 1e-7
 NEEDED = 0.9
 #: A small problem is solved to INNER of what its basis lacked at the last look, but to ROUGHEST of F at
 #: least and not beyond FINEST of the tolerance.
-INNER, ROUGHEST, FINEST = 0.2, 0.005, 0.15
+INNER, ROUGHEST, FINEST = 0.1, 0.0005, 0.3
 #: A point asks for so many directions at least.
 FEWEST = 10
 #: A solved point asks for so many at most, on behalf of a radius that is not begun.

@@ -169,26 +169,25 @@ class Part:
 
     def begin(self, mt: Array) -> None:
         """Set the iterate."""
-        self.x = self._x_before = mt
-        self._g = np.empty(mt.shape)
+        self.x, self._g = mt, np.empty(mt.shape)
         self.gradient(mt, self._g)
-        self._g_before = self._g
-        self._spare: list[tuple[Array, Array]] = []
+        self._spare: tuple[Array, Array] | None = None
         self._start = mt  # the caller's, never written to
 
-    def iterate(self) -> Array:
-        """Return the iterate, the last one: what led to it is dropped."""
-        self._spare, self._x_before, self._g_before = [], self.x, self._g
+    def iterate(self, share: float) -> Array:
+        """Make the last step, and return the iterate."""
+        self._accept(share)
+        self._spare = None
         return self.x
 
-    def sums(self, moved: bool, tight: bool) -> Array:
-        """<x, gradient>, <b, x>, the Gram matrix of the gradient, and its product with x if asked for."""
-        self._accept(moved)
-        numbers = [np.vdot(self.x, self._g), np.vdot(self.of(self.statistics.positives), self.x)]
-        matrices = [self.gradient_gram(self.wide)]
-        if tight:
-            matrices.append(self.x @ self._g.T if self.wide else self.x.T @ self._g)
-        return np.concatenate([numbers, *(matrix.ravel() for matrix in matrices)])
+    def numbers(self) -> Array:
+        """<x, gradient> and <b, x>."""
+        return np.array([np.vdot(self.x, self._g), np.vdot(self.of(self.statistics.positives), self.x)])
+
+    def slope_and_gram(self, share: float) -> Array:
+        """Make the last step; return <x, gradient> and the Gram matrix of the gradient."""
+        self._accept(share)
+        return np.append(np.vdot(self.x, self._g), self.gradient_gram(self.wide))
 
     def gradient_gram(self, wide: bool = False) -> Array:
         """Gram matrix of the gradient between directions or, where it is wide, labels."""
@@ -199,15 +198,10 @@ class Part:
         product: Array = self._g @ columns
         return product
 
-    def gradient_transpose_times(self, columns: Array) -> Array:
-        """Product of its transpose with a few columns."""
-        product: Array = self._g.T @ columns
-        return product
-
-    def ahead_gram(self, moved: bool, weight: float, curvature: float) -> Array:
-        """Gram matrix of the point that a step from the extrapolated iterate leads to."""
-        self._accept(moved)
-        return self._gram(lambda labels: self._ahead(labels, weight, curvature), self.wide)
+    def ahead_gram(self, share: float, curvature: float) -> Array:
+        """Make the last step; return the Gram matrix of the point that one along the gradient leads to."""
+        self._accept(share)
+        return self._gram(lambda labels: self._ahead(labels, curvature), self.wide)
 
     def _gram(self, rows: Callable[[slice], Array], wide: bool) -> Array:
         side = self.stop - self.first if wide else self.statistics.rank
@@ -217,27 +211,27 @@ class Part:
             out += piece @ piece.T if wide else piece.T @ piece
         return out
 
-    def _ahead(self, labels: slice, weight: float, curvature: float) -> Array:
-        """Where the step from the extrapolated iterate leads."""
+    def _ahead(self, labels: slice, curvature: float) -> Array:
+        """Where a step along the gradient leads."""
         out = np.empty(self.x[labels].shape)
-        kernels.gradient_step(*self._iterates(labels), weight, curvature, out)
+        kernels.gradient_step(self.x[labels], self._g[labels], curvature, out)
         return out
 
-    def _iterates(self, labels: slice) -> tuple[Array, Array, Array, Array]:
-        """The iterate and the one before it, and the gradients there."""
-        return self.x[labels], self._x_before[labels], self._g[labels], self._g_before[labels]
+    def move(self, curvature: float, factors: tuple[Array, Array] | None, inverse: Array | None) -> Array:
+        """Find where the projected step leads, d = x' - x and e = g' - g; the step is not made yet.
 
-    def move(self, weight: float, curvature: float, factors: tuple[Array, Array] | None) -> Array:
-        """Make the projected step from y to x'; return ||x' - y||^2, <x' - y, g' - g_y>, <x' - y, x' - x>."""
-        if not self._spare:
-            self._spare.append((np.empty(self.x.shape), np.empty(self.x.shape)))
-        x_new, g_new = self._spare[0]
-        out = np.zeros(3)
+        Returns <g, d>, <d, d>, <d, e>, <e, e> and, given the inverse of a factor of G0, the square of what
+        that makes of e - curvature d, which is g' and a normal of the ball at x' together.
+        """
+        if self._spare is None:
+            self._spare = (np.empty(self.x.shape), np.empty(self.x.shape))
+        x_new, g_new = self._spare
+        out = np.zeros(5)
         g0 = self.p0 * self.statistics.g0
         if factors is not None and not self.wide:
             g0 = factors[1] @ g0
         for labels in self._steps:
-            ahead = self._ahead(labels, weight, curvature)
+            ahead = self._ahead(labels, curvature)
             if factors is None:
                 x_new[labels] = low = ahead
             elif self.wide:
@@ -246,15 +240,22 @@ class Part:
                 low = ahead @ factors[0]
                 np.matmul(low, factors[1], out=x_new[labels])
             self._gradient(labels, x_new[labels], low @ g0, g_new[labels])
-            out += kernels.step_sums(*self._iterates(labels), weight, x_new[labels], g_new[labels])
+            left = np.empty(ahead.shape)
+            points = self.x[labels], self._g[labels], x_new[labels], g_new[labels]
+            out[:4] += kernels.step_sums(*points, curvature, left)
+            if inverse is not None:
+                left = left @ inverse
+                out[4] += np.vdot(left, left)
         return out
 
-    def _accept(self, moved: bool) -> None:
-        """Make the new point the iterate, if all parts together have moved on."""
-        if not moved:
+    def _accept(self, share: float) -> None:
+        """Go a share of the way to the point that was found last."""
+        if not share:
             return
-        before = (self._x_before, self._g_before)
-        self._x_before, self._g_before = self.x, self._g
-        self.x, self._g = self._spare.pop()
-        if before[0] is not self._start:
-            self._spare.append(before)
+        assert self._spare is not None
+        x_new, g_new = self._spare
+        if share < 1:
+            kernels.blend(self.x, share, x_new)
+            kernels.blend(self._g, share, g_new)
+        self._spare = None if self.x is self._start else (self.x, self._g)
+        self.x, self._g = x_new, g_new

@@ -138,14 +138,15 @@ def test_products_agree_for_all_shapes_and_repeat_to_the_bit(seed: int, n: int, 
     assert first.tobytes() == second.tobytes()
 
 
-@pytest.mark.parametrize("weight", [0.0, 0.7])
-def test_a_gradient_step_from_an_extrapolated_point_and_what_it_met(weight: float) -> None:
-    x, x_before, g, g_before, x_new, g_new = (normal(seed, 9, 5) for seed in range(6))
-    y, slope = x + weight * (x - x_before), g + weight * (g - g_before)
-    ahead = np.full(x.shape, np.nan)
-    kernels.gradient_step(x, x_before, g, g_before, weight, 3.0, ahead)
-    np.testing.assert_allclose(ahead, y - slope / 3.0, atol=1e-13)
-    found = kernels.step_sums(x, x_before, g, g_before, weight, x_new, g_new)
-    moved = x_new - y
-    wanted = [np.vdot(moved, each) for each in (moved, g_new - slope, x_new - x)]
+def test_a_gradient_step_what_it_met_and_a_share_of_it() -> None:
+    x, g, x_new, g_new = (normal(seed, 9, 5) for seed in range(4))
+    ahead, left = np.full(x.shape, np.nan), np.full(x.shape, np.nan)
+    kernels.gradient_step(x, g, 3.0, ahead)
+    np.testing.assert_allclose(ahead, x - g / 3.0, atol=1e-13)
+    found = kernels.step_sums(x, g, x_new, g_new, 3.0, left)
+    moved, turned = x_new - x, g_new - g
+    wanted = [np.vdot(*pair) for pair in ((g, moved), (moved, moved), (moved, turned), (turned, turned))]
     np.testing.assert_allclose(found, wanted, atol=1e-12)
+    np.testing.assert_allclose(left, turned - 3.0 * moved, atol=1e-13)
+    kernels.blend(x, 0.3, x_new)
+    np.testing.assert_allclose(x_new, x + 0.3 * moved, atol=1e-13)

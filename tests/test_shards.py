@@ -101,7 +101,7 @@ def test_only_small_matrices_cross_the_network_within_a_solution(
         self: DaskExecutor, function: Callable[..., Any], homes: Any, payload: Any, *values: Any
     ) -> Any:
         results = at_homes(self, function, homes, payload, *values)
-        if payload[1] in ("sums", "ahead_gram", "move"):
+        if payload[1] in ("slope_and_gram", "ahead_gram", "move"):
             largest["ask"] = max(largest["ask"], size(payload))
             largest["answer"] = max(largest["answer"], size(results))
         return results
