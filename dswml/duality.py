@@ -24,12 +24,13 @@ without a decomposition.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GapBound", "ridge"]
+__all__ = ["NEAR", "GapBound", "Near", "ridge"]
 
 Array = npt.NDArray[Any]
 
@@ -40,6 +41,24 @@ NEAR = 0.5
 RIDGE, ROUNDINGS = 1e-9, 100
 #: Rows of a triangular system that are solved at a time.
 SOLVED_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Near:
+    """What gaps need to know of a gradient: its singular values near the largest, which are changed.
+
+    Attributes
+    ----------
+    values, overlaps, inverses : ndarray (k,)
+        sigma_i, s_i and u_i^T (X^T X)^+ u_i.
+    rest : float
+        The largest of the other singular values.
+    """
+
+    values: Array
+    overlaps: Array
+    inverses: Array
+    rest: float
 
 
 class GapBound:
@@ -60,7 +79,8 @@ class GapBound:
 
     >>> bound = GapBound(np.eye(1), n_rows=1)
     >>> one = np.ones((1, 1))
-    >>> round(bound.gap(one, np.array([0.1]), np.array([-1.1]), 0.11, radius=2.0, p0=0.5)[0], 4)
+    >>> near = bound.near((one, np.array([[1.1]])), (one, np.array([0.1]), one))
+    >>> round(bound.gap(near, 0.11, radius=2.0, p0=0.5)[0], 4)
     0.005
     """
 
@@ -92,51 +112,38 @@ class GapBound:
         missed = float(np.sqrt(self.ridge * square))
         return self.n_rows / (4 * min(p0, 1 - p0)) * square + 2 * radius * missed
 
-    def gap_at(
-        self,
-        factors: tuple[Array, Array],
-        triples: tuple[Array, Array, Array],
-        slope: float,
-        radius: float,
-        p0: float,
-    ) -> tuple[float, Array]:
-        """Return the same as `gap` for W = U M, given U and M^T and all singular triples of the gradient."""
-        (u, mt), (left, values, right) = factors, triples
-        overlaps = -np.einsum("ij,ij->j", u.T @ left, mt.T @ right)
-        return self.gap(left, values, overlaps, slope, radius, p0)
+    def near(self, factors: tuple[Array, Array], triples: tuple[Array, Array, Array]) -> Near:
+        """Measure what the gaps at W = U M need to know of the gradient there.
 
-    def gap(
-        self,
-        left: Array,
-        values: Array,
-        overlaps: Array,
-        slope: float,
-        radius: float,
-        p0: float,
-    ) -> tuple[float, Array]:
+        Parameters
+        ----------
+        factors : (U, M^T)
+        triples : (left, values, right)
+            All singular values of the gradient, largest first, and the vectors of those above NEAR at least.
+        """
+        (u, mt), (left, values, right) = factors, triples
+        count = int(np.count_nonzero(values > NEAR * values.max(initial=0.0)))
+        left, right = left[:, :count], right[:, :count]
+        overlaps = -np.einsum("ij,ij->j", u.T @ left, mt.T @ right)
+        solved = _solve_lower(self.factor, left) if self.factor.size else left[:0]
+        rest = float(values[count:].max(initial=0.0))
+        return Near(values[:count], overlaps, np.einsum("ij,ij->j", solved, solved), rest)
+
+    def gap(self, near: Near, slope: float, radius: float, p0: float) -> tuple[float, Array]:
         """Return the least gap that the formula gives, and the s_i that the solution can be expected to have.
 
         Parameters
         ----------
-        left : ndarray (D, k)
-            The u_i of all singular values.
-        values, overlaps : ndarray (k,)
-            sigma_i, largest first, and s_i.
+        near : Near
         slope : float
             <W, G>.
         radius, p0 : float
         """
-        largest = float(values.max(initial=0.0))
-        plain = max(slope + radius * largest, 0.0)
-        expected = np.zeros(values.size)
-        if not (largest and self.holds(p0)):
-            return plain, expected
-        near = values > NEAR * largest
-        rest = float(values[~near].max(initial=0.0))
-        left, values, overlaps = left[:, near], values[near], overlaps[near]
-        solved = _solve_lower(self.factor, left)
-        inverses = np.einsum("ij,ij->j", solved, solved)
-        costs = self.n_rows / (4 * min(p0, 1 - p0)) * inverses
+        values, overlaps = near.values, near.overlaps
+        plain = max(slope + radius * float(values.max(initial=0.0)), 0.0)
+        if not (values.size and self.holds(p0)):
+            return plain, np.zeros(values.size)
+        costs = self.n_rows / (4 * min(p0, 1 - p0)) * near.inverses
         # Down to the level where as much is gained from the largest value as is lost: a sum over those whose
         # reach is above it, so that level and sum follow from sorted reaches.
         slack = -overlaps / (2 * costs)
@@ -145,12 +152,12 @@ class GapBound:
         weights = np.cumsum(2 * costs[order])
         levels = (np.cumsum(2 * (costs * reaches)[order]) - radius) / weights
         above = np.flatnonzero(reaches[order] > levels)
-        level = max(float(levels[above[-1]]), rest)
+        level = max(float(levels[above[-1]]), near.rest)
         changes = np.maximum(values - level, np.minimum(slack, 0.0))
         # E lacks the ridge's part of it, whose square is |R (X^T X + R)^-1 u|^2 <= R u^T (X^T X + R)^-1 u.
-        missed = float(np.sqrt(self.ridge * (inverses @ changes**2)))
+        missed = float(np.sqrt(self.ridge * (near.inverses @ changes**2)))
         tight = slope + float(overlaps @ changes) + radius * (level + 2 * missed) + float(costs @ changes**2)
-        expected[near] = np.maximum(overlaps + 2 * costs * (values - level), 0.0)
+        expected = np.maximum(overlaps + 2 * costs * (values - level), 0.0)
         return max(min(plain, tight), 0.0), expected
 
 

@@ -215,7 +215,7 @@ class Run:
         if self.assemble:
             leading = None if self.options.step == "corrective" else 1
             asks = self.tight and self.bound is None and self.problem.known is None
-            answer, square = oracle.assembled(self.problem, self.mt, leading, square=asks)
+            answer, square = oracle.assembled(self.problem, self.mt, leading, self.most, square=asks)
             if square is not None and not self.at_once:
                 self.bound = GapBound(square, self.problem.n_rows, self.problem.source.dtype)
             return answer
@@ -308,7 +308,7 @@ class Run:
         problem = self.problem
         factors = problem.basis[:, : self.mt.shape[1]], self.mt
         triples = answer.left, answer.values, answer.right
-        return bound.gap_at(factors, triples, answer.slope, problem.radius, problem.p0)[0]
+        return bound.gap(bound.near(factors, triples), answer.slope, problem.radius, problem.p0)[0]
 
     # The step rules
 

@@ -35,9 +35,11 @@ Array = npt.NDArray[Any]
 
 #: Steps at most, and after how many the penalty is balanced for the first time; then after twice as many.
 MAX_STEPS = 200
-FIRST_BALANCE = 5
-#: A step goes so much beyond the free minimum, which saves a third of the steps.
-RELAXATION = 1.7
+FIRST_BALANCE = 2
+#: What is so small beside Z is rounding.
+NOISE = 1e-9
+#: A step goes so much beyond the free minimum, which saves up to a third of the steps.
+RELAXATION = 1.5
 
 
 class LeastSquares:
@@ -151,8 +153,9 @@ class LeastSquares:
                 return objective, gap
             if step == balance:
                 balance *= 2
-                apart, moved = (float(np.linalg.norm(self.z - other)) for other in (free, before))
-                factor = float(np.clip(apart / max(moved, 1e-300), 0.2, 5.0))
+                noise = NOISE * float(np.linalg.norm(self.z)) + 1e-300  # below it nothing is to be balanced
+                apart, moved = (noise + float(np.linalg.norm(self.z - other)) for other in (free, before))
+                factor = float(np.clip(apart / moved, 0.2, 5.0))
                 self.penalty, self.taken = self.penalty * factor, self.taken / factor
         return self._otherwise(radius, tol * max(objective, floor)) or (objective, gap)
 
@@ -214,4 +217,4 @@ class LeastSquares:
 
 def step_ahead(before: float, last: float, radius: float) -> float:
     """How far to go on from two radii to the next, in units of the step between them, but not too far."""
-    return min((radius - last) / (last - before), 1.0) if last > before else 0.0
+    return min((radius - last) / (last - before), 2.0) if last > before else 0.0

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.linalg
 
+from .duality import NEAR
 from .problem import Problem
 from .small_problem import Quadratic
 
@@ -48,7 +49,7 @@ class Answer:
     ----------
     left, right : ndarray (D, m), (L, m)
     values : ndarray
-        Exact singular values where ``exact``, else those of a block, which are lower bounds.
+        m or more singular values, exact where ``exact``, else those of a block, which are lower bounds.
     objective : float
         F(W), from the same read.
     slope : float
@@ -68,16 +69,16 @@ class Answer:
 
 
 def assembled(
-    problem: Problem, mt: Array, leading: int | None = None, *, square: bool = False
+    problem: Problem, mt: Array, leading: int | None = None, least: int = 0, *, square: bool = False
 ) -> tuple[Answer, Array | None]:
-    """Decompose the whole gradient, which one read of the data assembles; all triples or the leading.
+    """Decompose the whole gradient, which one read of the data assembles (see `decompose`).
 
     The same read brings X^T X where that is asked for.
     """
     sums = problem.sweep(mt, assemble=True, square=square)
     mt = _padded(mt, problem.rank)
     gradient = problem.gradient(mt, sums["gradient"])  # L x D
-    left, values, right = decompose(gradient, leading)
+    left, values, right = decompose(gradient, leading, least)
     answer = Answer(left, values, right, *problem.value_and_slope(mt, sums, gradient), exact=True)
     return answer, sums.get("square")
 
@@ -215,8 +216,11 @@ def leading_vectors(mt: Array, most: int | None = None) -> Array:
     return vectors
 
 
-def decompose(gradient: Array, leading: int | None) -> tuple[Array, Array, Array]:
-    """Singular triples of the transpose of an L x D matrix, through the smaller Gram matrix."""
+def decompose(gradient: Array, leading: int | None, least: int = 0) -> tuple[Array, Array, Array]:
+    """Singular triples of the transpose of an L x D matrix, through the smaller Gram matrix.
+
+    The leading ones; or else all values, and the vectors of those near the largest, but ``least`` or more.
+    """
     wide = gradient.shape[0] <= gradient.shape[1]
     gram = gradient @ gradient.T if wide else gradient.T @ gradient
     side = len(gram)
@@ -227,8 +231,10 @@ def decompose(gradient: Array, leading: int | None) -> tuple[Array, Array, Array
         squares, vectors = scipy.linalg.eigh(gram, subset_by_index=chosen, check_finite=False)
     values = np.sqrt(np.maximum(squares[::-1], 0))
     vectors = vectors[:, ::-1]
+    count = max(int(np.count_nonzero(values > NEAR * values[0])), least, leading or 0)
+    vectors = vectors[:, :count]
     # Where the gradient vanishes but for rounding it has no direction.
-    inverse = np.divide(1, values, out=np.zeros_like(values), where=values > 1e-13 * values[0])
+    inverse = np.divide(1, values, out=np.zeros_like(values), where=values > 1e-13 * values[0])[:count]
     if wide:
         return (gradient.T @ vectors) * inverse, values, vectors
     return vectors, values, (gradient @ vectors) * inverse

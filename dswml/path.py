@@ -32,7 +32,7 @@ INNER, ROUGHEST, FINEST = 0.1, 0.0005, 0.3
 #: A point asks for so many directions at least.
 FEWEST = 10
 #: A solved point asks for so many at most, on behalf of a radius that is not begun.
-FORESEEN = 20
+FORESEEN = 30
 #: With more directions than this small problems take their time, and fewer radii are worked on at once.
 MANY, FEWER = 64, 2
 
@@ -132,33 +132,26 @@ class Path:
 
     def examine(self, point: Point, gradient: Array, objective: float, slope: float) -> Array | None:
         """Find the gap of a point: settle it, or return the directions that its basis lacks, if any."""
-        problem = self.problem
-        left, values, right = oracle.decompose(gradient, None)
+        problem, bound = self.problem, self.bound
+        left, values, _ = triples = oracle.decompose(gradient, None, MAX_BLOCK if bound is None else FEWEST)
         point.objective = objective
-        gap = max(slope + point.radius * float(values[0]), 0.0)
-        expected = values * (values > -slope / point.radius if problem.rank else False)
-        factors, triples = (problem.basis, point.mt), (left, values, right)
-        if self.bound is not None:
-            gap, expected = self.bound.gap_at(factors, triples, slope, point.radius, problem.p0)
+        near = None if bound is None else bound.near((problem.basis, point.mt), triples)
+
+        def gap_and_weights(radius: float) -> tuple[float, Array]:
+            """The gap for a ball, and weights that its solution can be expected to have in the vectors."""
+            if bound is not None and near is not None:
+                return bound.gap(near, slope, radius, problem.p0)
+            violating = values[: left.shape[1]] > -slope / radius if problem.rank else np.zeros(0)
+            return max(slope + radius * float(values[0]), 0.0), violating
+
+        gap, weights = gap_and_weights(point.radius)
         self.judge(point, gap)
-        if point.solved:
-            return self.foreseen(factors, triples, slope)
+        if point.solved:  # the next radius will want directions too
+            following = [each.radius for each in self.unsolved if not each.mt.any()]
+            return _lacked(left, gap_and_weights(following[0])[1])[:, :FORESEEN] if following else None
         if point.excess <= FINEST * self.tol * self.scale(point):
             return None
-        return _lacked(left, expected)
-
-    def foreseen(
-        self, factors: tuple[Array, Array], triples: tuple[Array, Array, Array], slope: float
-    ) -> Array | None:
-        """Directions that the next radius will want, if there is one, from the gradient at a solution."""
-        following = next((point for point in self.unsolved if not point.mt.any()), None)
-        if following is None:
-            return None
-        left, values, _ = triples
-        expected = np.zeros_like(values)
-        if self.bound is not None:
-            _, expected = self.bound.gap_at(factors, triples, slope, following.radius, self.problem.p0)
-        return _lacked(left, expected)[:, :FORESEEN]
+        return _lacked(left, weights)
 
     def judge(self, point: Point, gap: float) -> None:
         """Take the gap of a point, whose objective is known, and settle it if that is small enough."""

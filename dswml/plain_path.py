@@ -18,18 +18,28 @@ Array = npt.NDArray[Any]
 class PlainPath(Path):
     """All radii of uniform weights on one fold, solved once X^T X and X^T Y are there."""
 
-    def solve_all(self, square: Array, cross: Array) -> None:
-        """Solve all points, from the smallest radius on, given X^T X and Y^T X."""
+    plain: LeastSquares | None = None
+
+    def take(self, square: Array, cross: Array) -> None:
+        """Take X^T X and Y^T X, from which all else follows."""
+        self.sums = square, cross
+
+    def solve_next(self) -> bool:
+        """Solve the smallest radius that is not solved, and return whether others are left."""
         problem = self.problem
-        positives = int(problem.label_counts.sum())
-        plain = LeastSquares(square, cross, problem.n_rows, positives, problem.source.dtype)
-        for point in self.unsolved:
-            point.objective, point.gap = plain.solve(point.radius, self.tol, self.floor)
-            point.relative_gap = point.gap / max(point.objective, self.floor)
-            if point.relative_gap > self.tol:
-                warnings.warn(
-                    f"radius {point.radius:g} with uniform weights is solved to a relative gap of "
-                    f"{point.relative_gap:.1e} only",
-                    stacklevel=2,
-                )
-            point.u, point.mt = plain.factors()
+        if self.plain is None:
+            positives = int(problem.label_counts.sum())
+            self.plain = LeastSquares(*self.sums, problem.n_rows, positives, problem.source.dtype)
+        point, *others = self.unsolved
+        point.objective, point.gap = self.plain.solve(point.radius, self.tol, self.floor)
+        point.relative_gap = point.gap / max(point.objective, self.floor)
+        if point.relative_gap > self.tol:
+            warnings.warn(
+                f"radius {point.radius:g} with uniform weights is solved to a relative gap of "
+                f"{point.relative_gap:.1e} only",
+                stacklevel=2,
+            )
+        point.u, point.mt = self.plain.factors()
+        if not others:
+            del self.plain, self.sums
+        return bool(others)

@@ -16,7 +16,6 @@ import os
 import uuid
 import warnings
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -41,6 +40,7 @@ from .solver_state import restore_search, search_state
 from .stored import Dataset
 from .stratify import stratified_folds
 from .sweep import Partial, Sweep, combine, sweep_block_together
+from .threads import Threads
 from .weights import resolve_p0
 
 __all__ = ["GridPoint", "Tuned", "tune"]
@@ -176,23 +176,20 @@ def tune(
         "assemble": plan.assemble,
     }
     journal = begin(checkpoint, request, n_rows=data.n_rows, limit=memory_limit, stop=stop, announce=announce)
-    threads = max(min(executor.n_slots, len(os.sched_getaffinity(0))), 1)
-    aside = ThreadPoolExecutor(threads)
+    count = max(min(executor.n_slots, len(os.sched_getaffinity(0))), 1)
     try:
-        with one_blas_thread(), saving(journal), ThreadPoolExecutor(threads) as pool:
+        with one_blas_thread(), saving(journal), Threads(count) as threads:
             p0s = [p0 for _, p0 in weightings]
             assigned = stratified_folds(source, executor, folds, seed) if stratify and folds else None
             parts = [Fold(folds, seed, fold, assigned) for fold in range(folds)]
-            pools = (pool, aside)
-            search = Search(executor, source, radii, p0s, parts, tol, plan, seed, pools)
+            search = Search(executor, source, radii, p0s, parts, tol, plan, seed, threads)
             search.journal = journal
             iterations = search.solve(on_iteration)
-            search.wait()
+            threads.finish()
             if journal is not None:
                 journal.save()
             points = search.evaluated(grid, scoring)
     finally:
-        aside.shutdown(cancel_futures=True)
         executor.everywhere(forget_run, source.run)
     return Tuned(tuple(points), score, threshold, search.passes, iterations)
 
@@ -212,11 +209,9 @@ class Search:
         tol: float,
         plan: SearchPlan,
         seed: int,
-        pools: tuple[ThreadPoolExecutor, ThreadPoolExecutor],
+        threads: Threads,
     ) -> None:
-        self.executor, self.source, self.plan = executor, source, plan
-        self.pool, self.aside = pools
-        self.under_way: list[Future[None]] = []  # paths that read no more, which are solved meanwhile
+        self.executor, self.source, self.plan, self.threads = executor, source, plan, threads
         self.rows_read = 0
         data = source.data
         self.folds: list[Fold | None] = [*folds] or [None]
@@ -255,7 +250,7 @@ class Search:
             if not grown:
                 return iteration
             self.read(grown, [path.problem.request(None) for path in grown])
-            list(self.pool.map(lambda path: path.correct(), grown))
+            self.threads.map(lambda path: path.correct(), grown)
         left = sum(len(path.unsolved) for path in self.unsolved)
         warnings.warn(
             f"{left} of {total} points are not solved to the tolerance after {MAX_ITERATIONS} iterations: "
@@ -282,30 +277,25 @@ class Search:
         sums = self.read(firsts, requests)
         bounds: list[GapBound | None] = [None for _ in firsts]
         if self.plan.small and not all(isinstance(path, PlainPath) for path in self.paths):
-            bounds = list(self.pool.map(_bound_of, firsts, sums))
+            bounds[:] = self.threads.map(_bound_of, firsts, sums)
         others = []
         for paths, bound, own in zip(self.by_fold, bounds, sums, strict=True):
             for path in paths:
                 path.bound = bound
-                if isinstance(path, PlainPath):
-                    solving = self.aside.submit(path.solve_all, own["square"], own["cross"])
-                    self.under_way.append(solving)
+                if isinstance(path, PlainPath):  # which reads no more, and can be solved meanwhile
+                    path.take(own["square"], own["cross"])
+                    self.threads.put_off(path.solve_next)
                 else:
                     others.append((path, own["cross"]))
-        list(self.pool.map(lambda pair: pair[0].begin(pair[1]), others))
+        self.threads.map(lambda pair: pair[0].begin(pair[1]), others)
         if self.journal is not None:  # whose states have these paths solved
-            self.wait()
-
-    def wait(self) -> None:
-        """Wait for the paths that are solved meanwhile."""
-        for future in self.under_way:
-            future.result()
+            self.threads.finish()
 
     def look(self, iteration: int) -> None:
         """One read: the gradient at every open point, or its product with a block."""
         paths = self.unsolved
-        results = self.read(paths, list(self.pool.map(lambda path: path.request(iteration), paths)))
-        list(self.pool.map(lambda pair: pair[0].look(pair[1]), zip(paths, results, strict=True)))
+        results = self.read(paths, self.threads.map(lambda path: path.request(iteration), paths))
+        self.threads.map(lambda path, own: path.look(own), paths, results)
 
     def read(self, paths: list[Path], requests: list[Sweep]) -> list[Partial]:
         """Read X once, or once for so many paths as find room together."""
@@ -324,14 +314,17 @@ class Search:
                 sweep_block_together, combine, self.source.data.blocks, tuple(requests), pieces
             )
 
-        sums = made() if self.journal is None else self.journal.through(requests, pieces, made)
+        if self.journal is not None:
+            sums = self.journal.through(requests, pieces, made)
+        else:  # with the workers busy elsewhere, this process has time
+            sums = self.threads.beside(made) if self.executor.n_processes > 1 else made()
         self.rows_read += int(sums["rows_read"])
         results: list[Partial] = [{} for _ in paths]
         for name, value in sums.items():
             number, colon, own_name = name.partition(":")
             if colon:
                 results[int(number)][own_name] = value
-        list(self.pool.map(lambda path, own: path.problem.absorb(own), paths, results))
+        self.threads.map(lambda path, own: path.problem.absorb(own), paths, results)
         return results
 
     def evaluated(

@@ -21,7 +21,8 @@ def tight_gap(x: Array, y: Array, w: Array, p0: float, radius: float) -> float:
     g = gradient(x, y, w, p0)
     u, s, vt = np.linalg.svd(g, full_matrices=False)
     factors = np.eye(len(w)), w.T
-    return GapBound(x.T @ x, len(x)).gap_at(factors, (u, s, vt.T), float(np.vdot(w, g)), radius, p0)[0]
+    bound = GapBound(x.T @ x, len(x))
+    return bound.gap(bound.near(factors, (u, s, vt.T)), float(np.vdot(w, g)), radius, p0)[0]
 
 
 @settings(max_examples=60, deadline=None)
@@ -72,6 +73,25 @@ def test_near_the_solution_it_is_of_the_size_of_the_error() -> None:
     assert exact_gap(x, y, w, 0.1, 6.0) >= 10 * tight_gap(x, y, w, 0.1, 6.0)
 
 
+@pytest.mark.parametrize("p0", [0.05, 0.5, 0.8])
+@pytest.mark.parametrize("radius", [0.5, 4.0, 500.0])
+def test_the_gap_of_a_projected_step_is_above_the_error_and_of_its_size(p0: float, radius: float) -> None:
+    x, y = planted(300, 20, 30)
+    bound = GapBound(x.T @ x, len(x))
+    best = objective(x, y, optimum(x, y, p0, radius, tol=1e-9), p0)
+    w, curvature = np.zeros((20, 30)), float(np.linalg.eigvalsh(x.T @ x)[-1]) / 150
+    ratios = []
+    for _ in range(300):
+        ahead = w - gradient(x, y, w, p0) / curvature
+        w = project(ahead, radius)
+        left = gradient(x, y, w, p0) + curvature * (ahead - w)
+        gap = bound.gap_of_normal(float(np.square(left.T @ bound.inverse).sum()), radius, p0)
+        error = objective(x, y, w, p0) - best
+        assert error - 1e-9 <= gap
+        ratios.append(gap / max(error, 1e-7))
+    assert ratios[-1] < 30
+
+
 @pytest.mark.parametrize("p0", [0.0, 1.0])
 def test_weights_of_zero_leave_the_gap_of_the_gradient(p0: float) -> None:
     x, y = planted(40, 6, 8)
@@ -81,7 +101,8 @@ def test_weights_of_zero_leave_the_gap_of_the_gradient(p0: float) -> None:
 
 def test_features_that_are_all_zero_leave_nothing_to_gain() -> None:
     bound = GapBound(np.zeros((3, 3)), 10)
-    gap, expected = bound.gap(np.eye(3), np.zeros(3), np.zeros(3), 0.0, 1.0, 0.5)
+    near = bound.near((np.eye(3), np.eye(3)), (np.eye(3), np.zeros(3), np.eye(3)))
+    gap, expected = bound.gap(near, 0.0, 1.0, 0.5)
     assert gap == 0
     assert not expected.any()
 
@@ -96,8 +117,9 @@ def test_the_rounding_of_single_precision_does_not_stop_it() -> None:
     w = project(best + 1e-3 * np.random.default_rng(2).standard_normal(best.shape), 5.0)
     g = gradient(x, y, w, 0.2)
     u, s, vt = np.linalg.svd(g, full_matrices=False)
-    overlaps = -np.einsum("di,id->i", u, vt @ w.T)
-    gap, _ = GapBound(rounded, len(x), "float32").gap(u, s, overlaps, float(np.vdot(w, g)), 5.0, 0.2)
+    bound = GapBound(rounded, len(x), "float32")
+    near = bound.near((np.eye(len(w)), w.T), (u, s, vt.T))
+    gap, _ = bound.gap(near, float(np.vdot(w, g)), 5.0, 0.2)
     assert objective(x, y, w, 0.2) - objective(x, y, best, 0.2) <= gap <= exact_gap(x, y, w, 0.2, 5.0)
 
 

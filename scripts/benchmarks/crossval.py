@@ -45,9 +45,12 @@ WORK: dict[str, list[tuple[Any, str]]] = {
     "small problems": [
         (path, "solve"),
         (frank_wolfe, "solve"),
-        *((small_problem.Part, name) for name in ("begin", "sums", "ahead_gram", "move")),
+        *(
+            (small_problem.Part, name)
+            for name in ("begin", "slope_and_gram", "ahead_gram", "move", "iterate")
+        ),
     ],
-    "uniform weights": [(PlainPath, "solve_all"), (frank_wolfe.Run, "all_directions")],
+    "uniform weights": [(PlainPath, "solve_next"), (frank_wolfe.Run, "all_directions")],
     "gaps and directions": [
         *((path.Path, name) for name in ("begin", "look")),
         *((frank_wolfe.Run, name) for name in ("linear_oracle", "gap")),
