@@ -246,6 +246,40 @@ def blend(old: Array, share: float, new: Array) -> None:
 
 
 @_compiled
+def splitting_step(
+    turned: Array,
+    z: Array,
+    taken: Array,
+    values: Array,
+    penalty: float,
+    relaxation: float,
+    free: Array,
+    ahead: Array,
+) -> None:
+    """``free = (turned + penalty (z - taken)) / (values + penalty)``; ``ahead`` beyond it, plus ``taken``."""
+    for i in range(z.shape[0]):
+        for a in range(z.shape[1]):
+            best = (turned[i, a] + penalty * (z[i, a] - taken[i, a])) / (values[a] + penalty)
+            free[i, a] = best
+            ahead[i, a] = relaxation * best + (1 - relaxation) * z[i, a] + taken[i, a]
+
+
+@_compiled
+def splitting_sums(turned: Array, z: Array, taken: Array, values: Array, penalty: float, out: Array) -> None:
+    """Add to the rows of ``out``, for every column, sums of ``z g``, ``z turned`` and the square of the rest.
+
+    Here ``g = z values - turned``, and the rest is ``g + penalty taken``.
+    """
+    for i in range(z.shape[0]):
+        for a in range(z.shape[1]):
+            g = z[i, a] * values[a] - turned[i, a]
+            rest = g + penalty * taken[i, a]
+            out[0, a] += z[i, a] * g
+            out[1, a] += z[i, a] * turned[i, a]
+            out[2, a] += rest * rest
+
+
+@_compiled
 def row_norms(indptr: Array, data: Array, out: Array) -> None:
     """Euclidean norm of every row of a CSR block, accumulated in float64."""
     for i in range(indptr.size - 1):

@@ -105,7 +105,7 @@ def plan_layout(
     --------
     >>> layout = plan_layout(1_000_000, 1000, None, 5_000_000, 4)
     >>> layout.rows.chunk, layout.y.chunk
-    (4194, 20970)
+    (4185, 20925)
     """
     if n_rows < 1 or n_features < 1:
         raise UsageError(f"a data set needs rows and features, not {n_rows} x {n_features}")
@@ -120,7 +120,8 @@ def plan_layout(
             total = n_rows * row_bytes
             chunk_bytes = int(min(usual, max(MIN_CHUNK_BYTES, total / SMALL_PARTS)))
             chunk_bytes = int(min(CHUNK_GROWTH * usual, max(chunk_bytes, total / max_files)))
-        chunk_rows = int(chunk_bytes // row_bytes)
+        most = max(1, int(chunk_bytes // row_bytes))
+        chunk_rows = -(-n_rows // -(-n_rows // most))  # all of about the same size, for workers to share
     chunk_rows = max(1, min(n_rows, chunk_rows))
 
     def cut(length: int, chunk: int) -> ArrayLayout:

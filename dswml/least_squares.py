@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 import scipy.linalg
 
+from . import kernels
 from .corrective import shrinking_factors, solve
 from .duality import ridge
 from .label_sums import Statistics
@@ -139,11 +140,12 @@ class LeastSquares:
 
     def _bound(self, radius: float, tol: float, floor: float) -> tuple[float, float]:
         """Minimise where the ball binds."""
-        balance = FIRST_BALANCE
+        balance, free = FIRST_BALANCE, np.empty_like(self.turned)
         for step in range(1, MAX_STEPS + 1):
-            free = self.turned + self.penalty * (self.z - self.taken)
-            free /= self.values + self.penalty
-            ahead = RELAXATION * free + (1 - RELAXATION) * self.z + self.taken
+            ahead = np.empty_like(self.turned)
+            kernels.splitting_step(
+                self.turned, self.z, self.taken, self.values, self.penalty, RELAXATION, free, ahead
+            )
             factors = shrinking_factors(ahead @ ahead.T, radius)
             before, self.z = self.z, ahead if factors is None else factors[0] @ (factors[1] @ ahead)
             self.left = None if factors is None else factors[1].T
@@ -174,12 +176,9 @@ class LeastSquares:
 
     def _look(self, radius: float) -> tuple[float, float]:
         """F at Z, and the gap."""
-        change = self.z * self.values
-        change -= self.turned
-        slope, overlap = float(np.vdot(self.z, change)), float(np.vdot(self.z, self.turned))
-        change += self.penalty * self.taken  # N E
-        change *= change
-        squares = change.sum(axis=0)
+        sums = np.zeros((3, self.values.size))
+        kernels.splitting_sums(self.turned, self.z, self.taken, self.values, self.penalty, sums)
+        slope, overlap, squares = float(sums[0].sum()), float(sums[1].sum()), sums[2]  # the last of N E
         # E lacks the ridge's part of it, of which W and the best V meet at most its norm.
         missed = float(np.sqrt(squares @ (self.ridge * self.inverse) ** 2))
         gap = (float(squares @ self.inverse) / 2 + 2 * radius * missed) / self.n_rows

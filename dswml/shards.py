@@ -28,14 +28,14 @@ _parts: dict[tuple[str, int], Part] = {}
 
 
 def shards_nbytes(label_counts: Array, rank: int) -> int:
-    """Most bytes that all shards take together: b, three iterates and their gradients, and the rows.
+    """Most bytes that all shards take together: rows, b, M as it comes and goes, two iterates and gradients.
 
     Examples
     --------
     >>> shards_nbytes(np.array([2, 1]), rank=10)
-    1680
+    1360
     """
-    return 8 * rank * (9 * label_counts.size + int(label_counts.sum()))
+    return 8 * rank * (7 * label_counts.size + int(label_counts.sum()))
 
 
 def forget_shards(run: str) -> None:

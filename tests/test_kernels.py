@@ -150,3 +150,16 @@ def test_a_gradient_step_what_it_met_and_a_share_of_it() -> None:
     np.testing.assert_allclose(left, turned - 3.0 * moved, atol=1e-13)
     kernels.blend(x, 0.3, x_new)
     np.testing.assert_allclose(x_new, x + 0.3 * moved, atol=1e-13)
+
+
+def test_a_step_of_the_splitting_and_its_sums() -> None:
+    turned, z, taken = (normal(seed, 9, 5) for seed in range(3))
+    values = normal(3, 5) ** 2
+    free, ahead, sums = np.full(z.shape, np.nan), np.full(z.shape, np.nan), np.ones((3, 5))
+    kernels.splitting_step(turned, z, taken, values, 0.7, 1.5, free, ahead)
+    np.testing.assert_allclose(free, (turned + 0.7 * (z - taken)) / (values + 0.7), atol=1e-13)
+    np.testing.assert_allclose(ahead, 1.5 * free - 0.5 * z + taken, atol=1e-13)
+    kernels.splitting_sums(turned, z, taken, values, 0.7, sums)
+    slope = z * values - turned
+    wanted = [(z * slope).sum(axis=0), (z * turned).sum(axis=0), ((slope + 0.7 * taken) ** 2).sum(axis=0)]
+    np.testing.assert_allclose(sums - 1, wanted, atol=1e-12)
