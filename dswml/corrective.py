@@ -122,7 +122,7 @@ def _projected_gradient(
     problem.begin(start)
     inverse = None if bound is None else bound.inverse
     gap, share, largest, iteration = math.inf, 0.0, 0.0, 0
-    short = ready = bound is None
+    ready = bound is None
     while True:
         if ready and bound is None:
             gap, share = _plain_gap(problem, share, radius), 0.0
