@@ -66,13 +66,17 @@ def shrinking_factors(gram: Array, radius: float) -> tuple[Array, Array] | None:
 
 @dataclass(frozen=True)
 class Corrected:
-    """Solution of the small problem: M^T and F there, its gap, and the curvature met."""
+    """Solution of the small problem: M^T and F there, its gap, and the curvature met.
+
+    Where the gap is tight, ``residual`` is what the gradient and a normal of the ball do not cancel.
+    """
 
     mt: Array
     objective: float
     gap: float
     curvature: float
     iterations: int
+    residual: Array | None = None
 
 
 def solve(
@@ -146,9 +150,12 @@ def _projected_gradient(
             largest = max(largest, turned / met)
             wanted = met / length if iteration % 2 else turned / met
             curvature = float(np.clip(wanted, curvature / MOST, curvature * MOST))
+    residual = None
+    if bound is not None and share == 1:
+        residual = np.concatenate(problem.each("residual"))
     mt = np.concatenate(problem.each("iterate", share))
     objective = problem.objective(*problem.total("numbers"))
-    return Corrected(mt, objective, gap, largest or curvature, iteration)
+    return Corrected(mt, objective, gap, largest or curvature, iteration, residual)
 
 
 def _plain_gap(problem: Quadratic, share: float, radius: float) -> float:

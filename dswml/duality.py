@@ -19,7 +19,8 @@ W, and so is any multiple n of it: <n, V - W> <= 0 for all V of the ball. Then E
 
     gap = a tr(E^T (X^T X)^+ E),
 
-without a decomposition.
+without a decomposition. Where W = U M is such a projection among the matrices of that form, E0 = G + n on the
+basis U: then the first formula is used for G - E0 in place of G, with what E and E0 cost together.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["NEAR", "GapBound", "Near", "ridge"]
+__all__ = ["NEAR", "GapBound", "Near", "Residual", "ridge"]
 
 Array = npt.NDArray[Any]
 
@@ -53,12 +54,26 @@ class Near:
         sigma_i, s_i and u_i^T (X^T X)^+ u_i.
     rest : float
         The largest of the other singular values.
+    crossed : ndarray (k,)
+        u_i^T (X^T X)^+ E0 v_i, of a part E0 of E that the gradient is without.
+    square : float
+        tr(E0^T (X^T X)^+ E0).
     """
 
     values: Array
     overlaps: Array
     inverses: Array
     rest: float
+    crossed: Array
+    square: float
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A part E0 of E, X^T X U C^T: C (L x r) and tr(E0^T (X^T X)^+ E0)."""
+
+    solved: Array
+    square: float
 
 
 class GapBound:
@@ -112,7 +127,27 @@ class GapBound:
         missed = float(np.sqrt(self.ridge * square))
         return self.n_rows / (4 * min(p0, 1 - p0)) * square + 2 * radius * missed
 
-    def near(self, factors: tuple[Array, Array], triples: tuple[Array, Array, Array]) -> Near:
+    def without(self, residual: Array, basis: Array, moment: Array) -> tuple[Array, Residual]:
+        """Find E0^T whose product with a basis is ``residual`` (L x r), and whose cost is the least.
+
+        Parameters
+        ----------
+        residual : ndarray (L, r)
+            What the gradient and a normal of the ball do not cancel there.
+        basis, moment : ndarray (D, r)
+            U, orthonormal, and X^T X U.
+        """
+        moment = moment + self.ridge * basis
+        gram = basis.T @ moment
+        solved = np.linalg.solve((gram + gram.T) / 2, residual.T).T
+        return solved @ moment.T, Residual(solved, float(np.vdot(solved, residual)))
+
+    def near(
+        self,
+        factors: tuple[Array, Array],
+        triples: tuple[Array, Array, Array],
+        residual: Residual | None = None,
+    ) -> Near:
         """Measure what the gaps at W = U M need to know of the gradient there.
 
         Parameters
@@ -120,14 +155,21 @@ class GapBound:
         factors : (U, M^T)
         triples : (left, values, right)
             All singular values of the gradient, largest first, and the vectors of those above NEAR at least.
+        residual : Residual, optional
+            Of an E0 that the gradient is without, on the same basis U.
         """
         (u, mt), (left, values, right) = factors, triples
         count = int(np.count_nonzero(values > NEAR * values.max(initial=0.0)))
         left, right = left[:, :count], right[:, :count]
-        overlaps = -np.einsum("ij,ij->j", u.T @ left, mt.T @ right)
+        lefts = u.T @ left
+        overlaps = -np.einsum("ij,ij->j", lefts, mt.T @ right)
         solved = _solve_lower(self.factor, left) if self.factor.size else left[:0]
+        inverses = np.einsum("ij,ij->j", solved, solved)
         rest = float(values[count:].max(initial=0.0))
-        return Near(values[:count], overlaps, np.einsum("ij,ij->j", solved, solved), rest)
+        if residual is None:
+            return Near(values[:count], overlaps, inverses, rest, np.zeros(count), 0.0)
+        crossed = np.einsum("ij,ij->j", lefts, residual.solved.T @ right)
+        return Near(values[:count], overlaps, inverses, rest, crossed, residual.square)
 
     def gap(self, near: Near, slope: float, radius: float, p0: float) -> tuple[float, Array]:
         """Return the least gap that the formula gives, and the s_i that the solution can be expected to have.
@@ -136,14 +178,18 @@ class GapBound:
         ----------
         near : Near
         slope : float
-            <W, G>.
+            <W, G>, of the gradient that was measured.
         radius, p0 : float
         """
-        values, overlaps = near.values, near.overlaps
-        plain = max(slope + radius * float(values.max(initial=0.0)), 0.0)
-        if not (values.size and self.holds(p0)):
-            return plain, np.zeros(values.size)
-        costs = self.n_rows / (4 * min(p0, 1 - p0)) * near.inverses
+        values = near.values
+        plain = slope + radius * float(values.max(initial=0.0))
+        if not self.holds(p0):
+            return max(plain, 0.0), np.zeros(values.size)
+        plain += self.gap_of_normal(near.square, radius, p0)
+        if not values.size:
+            return max(plain, 0.0), np.zeros(0)
+        scale = self.n_rows / (4 * min(p0, 1 - p0))
+        costs, overlaps = scale * near.inverses, near.overlaps + 2 * scale * near.crossed
         # Down to the level where as much is gained from the largest value as is lost: a sum over those whose
         # reach is above it, so that level and sum follow from sorted reaches.
         slack = -overlaps / (2 * costs)
@@ -155,8 +201,9 @@ class GapBound:
         level = max(float(levels[above[-1]]), near.rest)
         changes = np.maximum(values - level, np.minimum(slack, 0.0))
         # E lacks the ridge's part of it, whose square is |R (X^T X + R)^-1 u|^2 <= R u^T (X^T X + R)^-1 u.
-        missed = float(np.sqrt(self.ridge * (near.inverses @ changes**2)))
-        tight = slope + float(overlaps @ changes) + radius * (level + 2 * missed) + float(costs @ changes**2)
+        square = near.square + float(near.inverses @ changes**2 + 2 * near.crossed @ changes)
+        missed = float(np.sqrt(self.ridge * max(square, 0.0)))
+        tight = slope + float(near.overlaps @ changes) + radius * (level + 2 * missed) + scale * square
         expected = np.maximum(overlaps + 2 * costs * (values - level), 0.0)
         return max(min(plain, tight), 0.0), expected
 

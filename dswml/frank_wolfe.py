@@ -26,7 +26,7 @@ import numpy.typing as npt
 from . import oracle
 from .certificate import singular_value_bound
 from .corrective import solve
-from .duality import GapBound
+from .duality import GapBound, Residual
 from .errors import ClusterError, UsageError
 from .executor import HomesLostError
 from .label_sums import plan_directions
@@ -110,6 +110,9 @@ class Run:
             and has_square(problem.n_features, problem.n_labels, sparse)
         )
         self.bound: GapBound | None = None
+        # What the last small problem has left of its gradient, and that as a part of the whole one.
+        self.left_over: Array | None = None
+        self.residual: Residual | None = None
         self.known_gap = math.inf
         if options.step == "corrective":
             self.cap, place = plan_directions(
@@ -215,7 +218,14 @@ class Run:
         if self.assemble:
             leading = None if self.options.step == "corrective" else 1
             asks = self.tight and self.bound is None and self.problem.known is None
-            answer, square = oracle.assembled(self.problem, self.mt, leading, self.most, square=asks)
+            problem, left_over, known = self.problem, self.left_over, None
+            self.residual = None
+            overlap = 0.0
+            if self.bound is not None and left_over is not None:
+                known, self.residual = self.bound.without(left_over, problem.basis, problem.moment)
+                overlap = float(np.vdot(self.mt, left_over))
+            answer, square = oracle.assembled(problem, self.mt, leading, self.most, square=asks, known=known)
+            answer = replace(answer, slope=answer.slope - overlap)
             if square is not None and not self.at_once:
                 self.bound = GapBound(square, self.problem.n_rows, self.problem.source.dtype)
             return answer
@@ -258,7 +268,7 @@ class Run:
         self.estimate = estimate = answer.gap(self.problem.radius)
         known_gap, self.known_gap = self.known_gap, math.inf
         if self.bound is not None:
-            gap = min(self.tight_gap(self.bound, answer), known_gap)
+            self.estimate = gap = min(self.tight_gap(self.bound, answer), known_gap)
             self.certificate = Certificate("curvature", gap, 1.0)
             return gap, True
         if answer.exact:
@@ -308,7 +318,8 @@ class Run:
         problem = self.problem
         factors = problem.basis[:, : self.mt.shape[1]], self.mt
         triples = answer.left, answer.values, answer.right
-        return bound.gap(bound.near(factors, triples), answer.slope, problem.radius, problem.p0)[0]
+        near = bound.near(factors, triples, self.residual)
+        return bound.gap(near, answer.slope, problem.radius, problem.p0)[0]
 
     # The step rules
 
@@ -365,7 +376,7 @@ class Run:
                 small, self.mt, problem.radius, tol, curvature=self.curvature, tight=self.bound is not None
             )
         )
-        self.curvature = corrected.curvature
+        self.curvature, self.left_over = corrected.curvature, corrected.residual
         return corrected.mt
 
     def all_directions(self, square: Array, gradient: Array) -> Array:

@@ -69,17 +69,26 @@ class Answer:
 
 
 def assembled(
-    problem: Problem, mt: Array, leading: int | None = None, least: int = 0, *, square: bool = False
+    problem: Problem,
+    mt: Array,
+    leading: int | None = None,
+    least: int = 0,
+    *,
+    square: bool = False,
+    known: Array | None = None,
 ) -> tuple[Answer, Array | None]:
     """Decompose the whole gradient, which one read of the data assembles (see `decompose`).
 
-    The same read brings X^T X where that is asked for.
+    The same read brings X^T X where that is asked for. A ``known`` part of the gradient is left out.
     """
     sums = problem.sweep(mt, assemble=True, square=square)
     mt = _padded(mt, problem.rank)
     gradient = problem.gradient(mt, sums["gradient"])  # L x D
+    value_and_slope = problem.value_and_slope(mt, sums, gradient)
+    if known is not None:
+        gradient -= known
     left, values, right = decompose(gradient, leading, least)
-    answer = Answer(left, values, right, *problem.value_and_slope(mt, sums, gradient), exact=True)
+    answer = Answer(left, values, right, *value_and_slope, exact=True)
     return answer, sums.get("square")
 
 

@@ -48,6 +48,8 @@ class Point:
         self.curvature = 1e-6
         # Right singular vectors of the gradient at the last look, where they are found from the last ones.
         self.last_right = np.zeros((n_labels, 0))
+        #: What the gradient of the small problem and a normal of the ball do not cancel, since it was solved.
+        self.residual: Array | None = None
         # Gap of the small problem, and what the gap has beyond it: that is what the basis lacks.
         self.inner, self.excess = 0.0, np.inf
 
@@ -69,7 +71,7 @@ class Point:
         """Hold the factors apart from the basis, which goes on changing."""
         self.widen(basis.shape[1])
         rotation, self.mt = self.compact()
-        self.u, self.last_right = basis @ rotation, self.last_right[:, :0]
+        self.u, self.last_right, self.residual = basis @ rotation, self.last_right[:, :0], None
 
 
 class Path:
@@ -133,9 +135,12 @@ class Path:
     def examine(self, point: Point, gradient: Array, objective: float, slope: float) -> Array | None:
         """Find the gap of a point: settle it, or return the directions that its basis lacks, if any."""
         problem, bound = self.problem, self.bound
+        point.objective, residual = objective, None
+        if bound is not None and point.residual is not None:
+            known, residual = bound.without(point.residual, problem.basis, problem.moment)
+            gradient, slope = gradient - known, slope - float(np.vdot(point.mt, point.residual))
         left, values, _ = triples = oracle.decompose(gradient, None, MAX_BLOCK if bound is None else FEWEST)
-        point.objective = objective
-        near = None if bound is None else bound.near((problem.basis, point.mt), triples)
+        near = None if bound is None else bound.near((problem.basis, point.mt), triples, residual)
 
         def gap_and_weights(radius: float) -> tuple[float, Array]:
             """The gap for a ball, and weights that its solution can be expected to have in the vectors."""
@@ -252,6 +257,7 @@ class Path:
                 quadratic, start, point.radius, tol, curvature=point.curvature, tight=self.bound is not None
             )
             point.mt, point.curvature, point.inner = found.mt, found.curvature, found.gap
+            point.residual = found.residual
 
     def inner_tol(self, point: Point, scale: float) -> float:
         """Gap to which the small problem of a point is worth solving, where F is ``scale``."""

@@ -172,6 +172,7 @@ class Part:
         self.x, self._g = mt, np.empty(mt.shape)
         self.gradient(mt, self._g)
         self._spare: tuple[Array, Array] | None = None
+        self._left: Array | None = None
         self._start = mt  # the caller's, never written to
 
     def iterate(self, share: float) -> Array:
@@ -179,6 +180,11 @@ class Part:
         self._accept(share)
         self._spare = None
         return self.x
+
+    def residual(self) -> Array:
+        """Return what the gradient where the last step led to and a normal of the ball do not cancel."""
+        assert self._left is not None
+        return self._left
 
     def numbers(self) -> Array:
         """<x, gradient> and <b, x>."""
@@ -226,6 +232,8 @@ class Part:
         if self._spare is None:
             self._spare = (np.empty(self.x.shape), np.empty(self.x.shape))
         x_new, g_new = self._spare
+        if self._left is None:
+            self._left = np.empty(self.x.shape if inverse is not None else 0)
         out = np.zeros(5)
         g0 = self.p0 * self.statistics.g0
         if factors is not None and not self.wide:
@@ -240,7 +248,7 @@ class Part:
                 low = ahead @ factors[0]
                 np.matmul(low, factors[1], out=x_new[labels])
             self._gradient(labels, x_new[labels], low @ g0, g_new[labels])
-            left = np.empty(ahead.shape)
+            left = self._left[labels] if inverse is not None else np.empty(ahead.shape)
             points = self.x[labels], self._g[labels], x_new[labels], g_new[labels]
             out[:4] += kernels.step_sums(*points, curvature, left)
             if inverse is not None:

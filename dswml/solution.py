@@ -73,7 +73,8 @@ class Solution:
     """W = U M in compact singular form, U (D x r), M (r x L), and how it was reached.
 
     ``gap`` is the certified one where there is a certificate; ``gap_estimate`` is what the oracle
-    alone says, which is below the true gap unless the gradient was assembled.
+    alone says, which is below the true gap unless the gradient was assembled, and the certified one
+    where that follows from the curvature.
     """
 
     u: Array
