@@ -166,10 +166,10 @@ def test_thresholds_label_by_label_are_the_best_on_the_others(score: str, labels
 
 def test_points_that_the_ball_binds_are_scored_as_separate_fits_are() -> None:
     folds, Y = fold_of_rows(0, len(X), FOLDS, SEED), problem()[1][:, 1:]
-    (point,) = search(X, Y, radii=(6.0,), weights=(0.2,), threshold="tuned", tol=1e-5).points
+    (point,) = search(X, Y, radii=(6.0,), weights=(0.2,), threshold="tuned", tol=1e-8).points
     parts = []
     for fold in range(FOLDS):
-        single = SparseWeightedClassifier(6.0, weights=0.2, tol=1e-6).fit(X[folds != fold], Y[folds != fold])
+        single = SparseWeightedClassifier(6.0, weights=0.2, tol=1e-8).fit(X[folds != fold], Y[folds != fold])
         parts.append((Y[folds == fold], single.decision_function(X[folds == fold])))
     for fold, (truth, scores) in enumerate(parts):
         rule = scanned("micro_f1", parts[:fold] + parts[fold + 1 :], ALL["tuned"])
