@@ -92,6 +92,42 @@ def test_the_gap_of_a_projected_step_is_above_the_error_and_of_its_size(p0: floa
     assert ratios[-1] < 30
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from([0.05, 0.5, 0.8]), st.sampled_from([0.0, 1e-4, 1e-2, 1.0]))
+def test_whatever_the_gradient_is_measured_without_the_gap_is_above_the_error(
+    seed: int, p0: float, size: float
+) -> None:
+    x, y = planted(80, 9, 12, seed)
+    rng, radius = np.random.default_rng(seed), 3.0
+    u = np.linalg.qr(rng.standard_normal((9, 4)))[0]
+    best = optimum(x, y, p0, radius, tol=1e-8)
+    w = project(u @ u.T @ best, radius)
+    mt, residual, g = w.T @ u, size * rng.standard_normal((12, 4)), gradient(x, y, w, p0)
+    bound = GapBound(x.T @ x, len(x))
+    known, measured = bound.without(residual, u, x.T @ x @ u)
+    np.testing.assert_allclose(known @ u, residual, atol=1e-7 * max(size, 1e-9))
+    left, values, right = np.linalg.svd(g - known.T, full_matrices=False)
+    near = bound.near((u, mt), (left, values, right.T), measured)
+    gap, _ = bound.gap(near, float(np.vdot(w, g) - np.vdot(mt, residual)), radius, p0)
+    assert objective(x, y, w, p0) - objective(x, y, best, p0) <= gap + 1e-9
+    # The formula itself, for singular values that are cut at a level.
+    inverse = np.linalg.inv(x.T @ x + bound.ridge * np.eye(9))
+
+    def direct(level: float) -> float:
+        part = known.T + left @ np.diag(np.maximum(values - level, 0.0)) @ right
+        power = float(np.vdot(part, inverse @ part))
+        return (
+            float(np.vdot(w, g - part))
+            + radius * float(np.linalg.norm(g - part, 2))
+            + bound.gap_of_normal(power, radius, p0)
+        )
+
+    levels = [direct(level) for level in np.linspace(near.rest, values[0], 400)]
+    assert gap <= min(levels) * (1 + 1e-9) + 1e-12
+    if (near.overlaps + len(x) / (2 * min(p0, 1 - p0)) * near.crossed <= 0).all():
+        assert gap >= 0.99 * min(levels)
+
+
 @pytest.mark.parametrize("p0", [0.0, 1.0])
 def test_weights_of_zero_leave_the_gap_of_the_gradient(p0: float) -> None:
     x, y = planted(40, 6, 8)
