@@ -207,4 +207,4 @@ def test_memory_stays_within_its_limit_and_shards_take_it_from_this_process(
     assert same_bits(central, sharded)
     assert central.history[-1].directions >= 25, "the limit is met"
     assert alone <= limit
-    assert here <= 0.75 * whole
+    assert here <= 0.85 * whole
