@@ -140,7 +140,7 @@ class GapBound:
         moment = moment + self.ridge * basis
         gram = basis.T @ moment
         solved = np.linalg.solve((gram + gram.T) / 2, residual.T).T
-        return solved @ moment.T, Residual(solved, float(np.vdot(solved, residual)))
+        return solved @ moment.T, Residual(solved, max(float(np.vdot(solved, residual)), 0.0))
 
     def near(
         self,
