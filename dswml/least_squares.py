@@ -4,9 +4,8 @@ With p0 = 1/2 the objective is
 
     2 N F(W) = tr(W^T G W) - 2 tr(B^T W) + nnz(Y),    G = X^T X, B = X^T Y,
 
-so where D is small one read of the data serves all radii: what follows here reads nothing. In the
-eigenvectors of G a step of the alternating direction method is a division and a projection onto the ball. The
-condition of G does not matter to it, and ten to twenty steps do.
+so where D is small one read of the data serves all radii: what follows here reads nothing, and `dswml.splitting`
+takes a few steps.
 
 What the projection takes away, U, is normal to the ball at the Z that it leaves: <U, V - Z> <= 0 for all V in
 the ball. So with E = grad F(Z) + penalty / N * U the bound of `dswml.duality` has no linear term, and
@@ -25,22 +24,18 @@ import numpy.typing as npt
 import scipy.linalg
 
 from . import kernels
-from .corrective import shrinking_factors, solve
+from .corrective import solve
 from .duality import ridge
 from .label_sums import Statistics
 from .small_problem import Quadratic
+from .splitting import Spectrum, Splitting, usual_penalty
 
 __all__ = ["LeastSquares", "step_ahead"]
 
 Array = npt.NDArray[Any]
 
-#: Steps at most, and after how many the penalty is balanced for the first time; then after twice as many.
+#: Steps at most.
 MAX_STEPS = 200
-FIRST_BALANCE = 2
-#: What is so small beside Z is rounding.
-NOISE = 1e-9
-#: A step goes so much beyond the free minimum, which saves up to a third of the steps.
-RELAXATION = 1.5
 
 
 class LeastSquares:
@@ -56,6 +51,8 @@ class LeastSquares:
         N and nnz(Y).
     dtype : str
         Type in which the products were made.
+    spectrum : Spectrum, optional
+        Of X^T X, where it is known.
 
     Examples
     --------
@@ -72,7 +69,13 @@ class LeastSquares:
     """
 
     def __init__(
-        self, square: Array, cross: Array, n_rows: int, positives: int, dtype: str = "float64"
+        self,
+        square: Array,
+        cross: Array,
+        n_rows: int,
+        positives: int,
+        dtype: str = "float64",
+        spectrum: Spectrum | None = None,
     ) -> None:
         self.n_rows, self.positives, self.square = n_rows, positives, square
         # No W has right vectors outside the row space of B, so labels are replaced by a basis of that.
@@ -81,11 +84,10 @@ class LeastSquares:
             self.frame, cross = np.linalg.qr(cross)
         self.cross: Array = cross
         self.ridge = ridge(square, dtype)
-        # The eigenvectors, and B^T in them, once the ball is known to bind.
-        self.vectors: Array | None = None
-        self.z = self.free = np.zeros_like(cross)
-        # Left singular vectors of Z, where the last projection has left them.
-        self.left: Array | None = None
+        self.spectrum = spectrum
+        # None where the last solution is that without the ball.
+        self.steps: Splitting | None = None
+        self.free = np.zeros_like(cross)
         self.free_norm = 0.0
         self._behind: list[tuple[float, Array]] = []
         if self.ridge > 0:
@@ -101,31 +103,29 @@ class LeastSquares:
         squares = np.linalg.eigvalsh(self.free @ self.free.T)
         self.free_norm = float(np.sqrt(np.maximum(squares, 0)).sum())
 
-    def _turn(self) -> None:
+    def _begin(self) -> Splitting:
         """Go over to the eigenvectors of G, and begin at W = 0."""
-        values, self.vectors = np.linalg.eigh(self.square)
-        self.values = np.maximum(values, 0)
-        self.inverse = 1 / np.maximum(self.values + self.ridge, np.finfo(float).tiny)
-        self.turned = self.cross @ self.vectors
-        self.z, self.taken = np.zeros_like(self.turned), np.zeros_like(self.turned)
-        curved = self.values[self.values > 1e-12 * self.values[-1]]
-        self.penalty = float(np.sqrt(self.values[-1] * np.median(curved))) if curved.size else 1.0
+        if self.spectrum is None:
+            self.spectrum = Spectrum.of(self.square)
+        values, nothing = self.spectrum.values, np.zeros_like(self.cross)
+        turned = self.cross @ self.spectrum.vectors
+        return Splitting(values, turned, nothing, nothing, usual_penalty(values))
 
     def solve(self, radius: float, tol: float, floor: float = 0.0) -> tuple[float, float]:
         """Minimise to a gap of ``tol`` times F, or ``floor`` where that is more; return F and the gap."""
         if radius >= self.free_norm:  # the ball does not bind
             objective, gap = self._look_free(radius)
             if gap <= tol * max(objective, floor):
-                self.vectors, self.z, self.left = None, self.free, None
+                self.steps = None
                 return objective, gap
-        if self.vectors is None:
-            self._turn()
+        if self.steps is None:
+            self.steps = self._begin()
             self._behind = []
         if len(self._behind) == 2:
             (before, old), (last, new) = self._behind
-            self.z = new + step_ahead(before, last, radius) * (new - old)
-        found = self._bound(radius, tol, floor)
-        self._behind = [*self._behind[-1:], (radius, self.z)]
+            self.steps.begin(new + step_ahead(before, last, radius) * (new - old))
+        found = self._bound(self.steps, radius, tol, floor)
+        self._behind = [*self._behind[-1:], (radius, self.steps.z)]
         return found
 
     def _look_free(self, radius: float) -> tuple[float, float]:
@@ -138,50 +138,37 @@ class LeastSquares:
         gap = (size**2 / max(self.ridge, np.finfo(float).tiny) / 2 + 2 * radius * size) / self.n_rows
         return self._objective(slope, overlap), gap
 
-    def _bound(self, radius: float, tol: float, floor: float) -> tuple[float, float]:
+    def _bound(self, steps: Splitting, radius: float, tol: float, floor: float) -> tuple[float, float]:
         """Minimise where the ball binds."""
-        balance, free = FIRST_BALANCE, np.empty_like(self.turned)
-        for step in range(1, MAX_STEPS + 1):
-            ahead = np.empty_like(self.turned)
-            kernels.splitting_step(
-                self.turned, self.z, self.taken, self.values, self.penalty, RELAXATION, free, ahead
-            )
-            factors = shrinking_factors(ahead @ ahead.T, radius)
-            before, self.z = self.z, ahead if factors is None else factors[0] @ (factors[1] @ ahead)
-            self.left = None if factors is None else factors[1].T
-            self.taken = ahead - self.z
-            objective, gap = self._look(radius)
+        for _ in range(MAX_STEPS):
+            steps.step(radius)
+            objective, gap = self._look(steps, radius)
             if gap <= tol * max(objective, floor):
                 return objective, gap
-            if step == balance:
-                balance *= 2
-                noise = NOISE * float(np.linalg.norm(self.z)) + 1e-300  # below it nothing is to be balanced
-                apart, moved = (noise + float(np.linalg.norm(self.z - other)) for other in (free, before))
-                factor = float(np.clip(apart / moved, 0.2, 5.0))
-                self.penalty, self.taken = self.penalty * factor, self.taken / factor
-        return self._otherwise(radius, tol * max(objective, floor)) or (objective, gap)
+        return self._otherwise(steps, radius, tol * max(objective, floor)) or (objective, gap)
 
-    def _otherwise(self, radius: float, tol: float) -> tuple[float, float] | None:
+    def _otherwise(self, steps: Splitting, radius: float, tol: float) -> tuple[float, float] | None:
         """Go on with what does not mind eigenvalues of all sizes; return F and the gap if that was better."""
-        labels = len(self.turned)
+        labels = len(steps.turned)
         none = np.zeros(labels + 1, dtype=np.int64)
         statistics = Statistics(none[:-1], np.arange(labels), none, none[:0])
-        statistics.append(np.diag(self.values), self.turned)
-        found = solve(Quadratic(statistics, self.n_rows, 0.5), self.z, radius, tol, tight=True)
-        _, gap = self._look(radius)
+        statistics.append(np.diag(steps.values), steps.turned)
+        found = solve(Quadratic(statistics, self.n_rows, 0.5), steps.z, radius, tol, tight=True)
+        _, gap = self._look(steps, radius)
         if found.gap >= gap:
             return None
-        self.z, self.taken, self.left = found.mt, np.zeros_like(found.mt), None
-        return self._look(radius)[0], found.gap
+        steps.z, steps.taken, steps.left = found.mt, np.zeros_like(found.mt), None
+        return self._look(steps, radius)[0], found.gap
 
-    def _look(self, radius: float) -> tuple[float, float]:
+    def _look(self, steps: Splitting, radius: float) -> tuple[float, float]:
         """F at Z, and the gap."""
-        sums = np.zeros((3, self.values.size))
-        kernels.splitting_sums(self.turned, self.z, self.taken, self.values, self.penalty, sums)
+        sums = np.zeros((3, steps.values.size))
+        kernels.splitting_sums(steps.turned, steps.z, steps.taken, steps.values, steps.penalty, sums)
         slope, overlap, squares = float(sums[0].sum()), float(sums[1].sum()), sums[2]  # the last of N E
+        inverse = 1 / np.maximum(steps.values + self.ridge, np.finfo(float).tiny)
         # E lacks the ridge's part of it, of which W and the best V meet at most its norm.
-        missed = float(np.sqrt(squares @ (self.ridge * self.inverse) ** 2))
-        gap = (float(squares @ self.inverse) / 2 + 2 * radius * missed) / self.n_rows
+        missed = float(np.sqrt(squares @ (self.ridge * inverse) ** 2))
+        gap = (float(squares @ inverse) / 2 + 2 * radius * missed) / self.n_rows
         return self._objective(slope, overlap), gap
 
     def _objective(self, slope: float, overlap: float) -> float:
@@ -190,28 +177,33 @@ class LeastSquares:
 
     def solution(self) -> Array:
         """Transpose of the last solution W (L x D)."""
-        return self._of_labels(self.z if self.vectors is None else self.z @ self.vectors.T)
+        return self.free_solution() if self.steps is None else self._of_labels(self._turned_back(self.steps.z))
 
     def free_solution(self) -> Array:
         """Transpose of the minimum without the ball, which is one where that holds it."""
         return self._of_labels(self.free)
+
+    def _turned_back(self, rows: Array) -> Array:
+        assert self.spectrum is not None
+        turned: Array = rows @ self.spectrum.vectors.T
+        return turned
 
     def _of_labels(self, z: Array) -> Array:
         return z if self.frame is None else self.frame @ z
 
     def factors(self) -> tuple[Array, Array]:
         """U (D x k) and M^T (L x k) of the last solution W = U M."""
-        left = self.left
+        z, left = (self.free, None) if self.steps is None else (self.steps.z, self.steps.left)
         if left is None:
-            _, left = np.linalg.eigh(self.z @ self.z.T)
-        right = left.T @ self.z
+            _, left = np.linalg.eigh(z @ z.T)
+        right = left.T @ z
         sizes = np.linalg.norm(right, axis=1)
         kept = sizes > np.finfo(float).eps * sizes.max(initial=0.0)
         left, right, sizes = left[:, kept], right[kept], sizes[kept]
-        u = (right / sizes[:, None]).T
-        u = u if self.vectors is None else self.vectors @ u
+        u = right / sizes[:, None]
+        u = u if self.steps is None else self._turned_back(u)
         mt = left * sizes
-        return u, self._of_labels(mt)
+        return u.T, self._of_labels(mt)
 
 
 def step_ahead(before: float, last: float, radius: float) -> float:
