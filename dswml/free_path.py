@@ -36,6 +36,8 @@ class FreePath(Path):
         Makes the random vectors, with the iteration and the number of the point.
     """
 
+    certified = False
+
     def __init__(
         self,
         problem: Problem,
@@ -51,7 +53,7 @@ class FreePath(Path):
         super().__init__(problem, radii, cap, min(max(fitting, 1), window), tol)
         self.limit, self.seed, self.ahead = limit, seed, self.window * MIN_BLOCK
         self.blocks: tuple[Array, ...] = ()
-        self.slopes: list[float] = []
+        self.values_and_slopes: list[tuple[float, float]] = []
 
     def request(self, iteration: int) -> Sweep:
         """Ask for the products of the open points' gradients with a start block each."""
@@ -91,20 +93,22 @@ class FreePath(Path):
     def look(self, sums: Partial) -> None:
         """Take the products: values and slopes of the open points, and directions for the basis."""
         problem = self.problem
-        self.slopes, products = [], [np.zeros((problem.n_features, 0))]
+        self.values_and_slopes, products = [], [np.zeros((problem.n_features, 0))]
         for number, (point, block) in enumerate(zip(self.open, self.blocks, strict=True)):
             found = {"loss": sums[f"loss {number}"], "slope": sums[f"slope {number}"]}
-            point.objective, slope = problem.value_and_slope(point.mt, found)
-            self.slopes.append(slope)
+            self.values_and_slopes.append(problem.value_and_slope(point.mt, found))
             products.append(problem.gradient_times(point.mt, block, sums[f"right {number}"]))
         problem.append(np.hstack(products))
 
     def correct(self) -> None:
         """Estimate the gaps of the open points, settle those within the tolerance, and solve the others."""
         small = self.problem.small_problem()
-        for point, block, slope in zip(self.open, self.blocks, self.slopes, strict=True):
+        for point, block, (objective, slope) in zip(
+            self.open, self.blocks, self.values_and_slopes, strict=True
+        ):
             point.widen(self.problem.rank)
             _, values, right = oracle.leading_on_basis(small, point.mt, block.shape[1])
             point.last_right = right
-            self.judge(point, max(slope + point.radius * values.max(initial=0.0), 0.0))
+            self.judge(point, objective, max(slope + point.radius * values.max(initial=0.0), 0.0))
+        self.advance()
         super().correct()

@@ -177,7 +177,9 @@ class LeastSquares:
 
     def solution(self) -> Array:
         """Transpose of the last solution W (L x D)."""
-        return self.free_solution() if self.steps is None else self._of_labels(self._turned_back(self.steps.z))
+        return (
+            self.free_solution() if self.steps is None else self._of_labels(self._turned_back(self.steps.z))
+        )
 
     def free_solution(self) -> Array:
         """Transpose of the minimum without the ball, which is one where that holds it."""

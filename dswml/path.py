@@ -10,7 +10,6 @@ import numpy.typing as npt
 
 from . import oracle
 from .corrective import project_nuclear, solve
-from .duality import GapBound
 from .frank_wolfe import OBJECTIVE_FLOOR
 from .least_squares import step_ahead
 from .problem import Problem
@@ -18,7 +17,7 @@ from .result_sizes import MAX_BLOCK, MIN_BLOCK
 from .small_problem import Quadratic
 from .sweep import Partial, Sweep
 
-__all__ = ["Path", "Point"]
+__all__ = ["Path", "Point", "lacked_directions"]
 
 Array = npt.NDArray[Any]
 
@@ -28,7 +27,7 @@ NEGLIGIBLE, NOTHING = 2e-3, 1e-7
 NEEDED = 0.9
 #: A small problem is solved to INNER of what its basis lacked at the last look, but to ROUGHEST of F at
 #: least and not beyond FINEST of the tolerance.
-INNER, ROUGHEST, FINEST = 0.1, 0.0005, 0.3
+INNER, ROUGHEST, FINEST = 0.1, 0.0003, 0.3
 #: A point asks for so many directions at least.
 FEWEST = 10
 #: A solved point asks for so many at most, on behalf of a radius that is not begun.
@@ -45,6 +44,8 @@ class Point:
         self.mt = np.zeros((n_labels, 0))
         self.u: Array | None = None
         self.objective = self.gap = self.relative_gap = np.inf
+        #: The largest bound of F from below that a look has certified.
+        self.lower = -np.inf
         self.curvature = 1e-6
         # Right singular vectors of the gradient at the last look, where they are found from the last ones.
         self.last_right = np.zeros((n_labels, 0))
@@ -79,46 +80,51 @@ class Path:
 
     #: Directions that an iteration must find room for.
     ahead = MIN_BLOCK
+    #: Whether gaps hold, and whether those of small problems count the curvature.
+    certified, tight = True, False
 
     def __init__(self, problem: Problem, radii: Sequence[float], cap: int, window: int, tol: float) -> None:
         self.problem, self.cap, self.window, self.tol = problem, cap, window, tol
         self.points = [Point(radius, problem.n_labels) for radius in radii]
         self.open: list[Point] = []
-        self.bound: GapBound | None = None
-        at_zero = (1 - problem.p0) * float(problem.label_counts.sum()) / problem.n_rows
-        self.floor = max(OBJECTIVE_FLOOR * at_zero, np.finfo(float).tiny)
+        #: F(0).
+        self.at_zero = (1 - problem.p0) * float(problem.label_counts.sum()) / problem.n_rows
+        self.floor = max(OBJECTIVE_FLOOR * self.at_zero, np.finfo(float).tiny)
 
     @property
     def unsolved(self) -> list[Point]:
         return sorted((point for point in self.points if not point.solved), key=lambda point: point.radius)
 
-    def advance(self) -> None:
-        """Choose the points to work on: the smallest radii that are not solved.
+    def advance(self, count: int | None = None) -> None:
+        """Choose the points to work on: so many of the smallest radii that are not solved.
 
         They need the fewest directions, and their solutions are where the next radii start from.
         """
-        # At W = 0 all gradients are the same.
         rank, left = self.problem.rank, self.unsolved
-        window = min(self.window, FEWER) if rank > MANY else self.window
-        begun = sum(point.mt.shape[1] > 0 for point in left)  # they go on with the basis
-        self.open = left[: max(window, begun) if rank else 1]
+        if count is None:
+            window = min(self.window, FEWER) if rank > MANY else self.window
+            begun = sum(point.mt.shape[1] > 0 for point in left)  # they go on with the basis
+            count = max(window, begun) if rank else 1  # at W = 0 all gradients are the same
+        self.open = left[:count]
         for point in self.open:
             point.widen(self.problem.rank)
 
     def request(self, iteration: int) -> Sweep:
         """Ask for what this iteration must know of the open points: their gradients."""
-        self.advance()
+        self.advance(max(sum(point.mt.shape[1] > 0 for point in self.unsolved), 1))
         points = tuple((*point.compact(), self.problem.p0) for point in self.open)
         return self.problem.request(None, points=points)
 
     def begin(self, cross: Array) -> None:
         """Look at W = 0, whose gradient follows from Y^T X."""
-        self.advance()
-        problem, (first, *_) = self.problem, self.open
-        p1 = 1 - problem.p0
-        objective = p1 * float(problem.label_counts.sum()) / problem.n_rows
-        lacked = self.examine(first, -problem.scale * p1 * cross, objective, 0.0)
-        self.grow([] if lacked is None else [(first.relative_gap, lacked)])
+        gradient = -self.problem.scale * (1 - self.problem.p0) * cross
+        wanted: list[tuple[float, Array]] = []
+        for point in self.unsolved:
+            lacked = self.examine(point, gradient, self.at_zero, 0.0)
+            if not point.solved:
+                wanted = [] if lacked is None else [(point.relative_gap, lacked)]
+                break
+        self.grow(wanted)
 
     def look(self, sums: Partial) -> None:
         """Take the gradients of the open points: their gaps, and the directions they lack."""
@@ -134,40 +140,33 @@ class Path:
 
     def examine(self, point: Point, gradient: Array, objective: float, slope: float) -> Array | None:
         """Find the gap of a point: settle it, or return the directions that its basis lacks, if any."""
-        problem, bound = self.problem, self.bound
-        point.objective, residual = objective, None
-        if bound is not None and point.residual is not None:
-            known, residual = bound.without(point.residual, problem.basis, problem.moment)
-            gradient, slope = gradient - known, slope - float(np.vdot(point.mt, point.residual))
-        left, values, _ = triples = oracle.decompose(gradient, None, MAX_BLOCK if bound is None else FEWEST)
-        near = None if bound is None else bound.near((problem.basis, point.mt), triples, residual)
+        left, values, _ = oracle.decompose(gradient, None, MAX_BLOCK)
 
-        def gap_and_weights(radius: float) -> tuple[float, Array]:
-            """The gap for a ball, and weights that its solution can be expected to have in the vectors."""
-            if bound is not None and near is not None:
-                return bound.gap(near, slope, radius, problem.p0)
-            violating = values[: left.shape[1]] > -slope / radius if problem.rank else np.zeros(0)
-            return max(slope + radius * float(values[0]), 0.0), violating
+        def violating(radius: float) -> Array:
+            """The vectors with which a ball has more than W."""
+            return values[: left.shape[1]] > -slope / radius if self.problem.rank else np.zeros(0)
 
-        gap, weights = gap_and_weights(point.radius)
-        self.judge(point, gap)
+        self.judge(point, objective, max(slope + point.radius * float(values[0]), 0.0))
         if point.solved:  # the next radius will want directions too
             following = [each.radius for each in self.unsolved if not each.mt.any()]
-            return _lacked(left, gap_and_weights(following[0])[1])[:, :FORESEEN] if following else None
-        if point.excess <= FINEST * self.tol * self.scale(point):
+            return lacked_directions(left, violating(following[0]))[:, :FORESEEN] if following else None
+        if point.excess <= FINEST * self.tol * self.scale(point.objective):
             return None
-        return _lacked(left, weights)
+        return lacked_directions(left, violating(point.radius))
 
-    def judge(self, point: Point, gap: float) -> None:
-        """Take the gap of a point, whose objective is known, and settle it if that is small enough."""
-        point.gap, point.relative_gap = gap, gap / self.scale(point)
+    def judge(self, point: Point, objective: float, gap: float) -> None:
+        """Take F and the gap that a look has found, and settle the point if that is small enough."""
+        point.objective, point.gap = objective, gap
+        point.relative_gap = gap / self.scale(objective)
         point.excess = max(gap - point.inner, 0.0)
+        if self.certified:
+            point.lower = max(point.lower, objective - gap)
         if point.relative_gap <= self.tol:
             point.settle(self.problem.basis)
 
-    def scale(self, point: Point) -> float:
-        """What the gap of a point is relative to."""
-        return max(point.objective, self.floor)
+    def scale(self, objective: float) -> float:
+        """What the gap is relative to where F has this value."""
+        return max(objective, self.floor)
 
     def grow(self, wanted: list[tuple[float, Array]]) -> None:
         """Append what is new in the directions that points want, each with its relative gap."""
@@ -188,6 +187,7 @@ class Path:
                 if kept.shape[1] >= MIN_BLOCK:
                     break
             problem.append(-kept[:, :taken])
+        self.advance()
 
     def narrow(self) -> None:
         """Forget the directions that no solution at hand uses, once they are many or there is no more room.
@@ -244,20 +244,25 @@ class Path:
         return mt
 
     def correct(self) -> None:
-        """Solve the small problem of every open point."""
+        """Solve the small problem of every open point.
+
+        F only falls: where it comes close enough to what a look has bounded it by, no other look is needed.
+        """
         problem = self.problem
-        self.advance()
         assert problem.statistics is not None
         quadratic = Quadratic(problem.statistics, problem.n_rows, problem.p0)
         least = min((point.objective for point in self.points if np.isfinite(point.objective)), default=0.0)
         for point in self.open:
-            scale = max(point.objective if np.isfinite(point.objective) else least, self.floor)
+            scale = self.scale(point.objective if np.isfinite(point.objective) else least)
             start, tol = self.start(point), self.inner_tol(point, scale)
-            found = solve(
-                quadratic, start, point.radius, tol, curvature=point.curvature, tight=self.bound is not None
-            )
+            found = solve(quadratic, start, point.radius, tol, curvature=point.curvature, tight=self.tight)
             point.mt, point.curvature, point.inner = found.mt, found.curvature, found.gap
             point.residual = found.residual
+            if found.objective - point.lower <= self.tol * self.scale(found.objective):
+                self.judge(point, found.objective, max(found.objective - point.lower, 0.0))
+        if self.unsolved and all(point.solved for point in self.open):
+            self.advance(1)
+            self.correct()
 
     def inner_tol(self, point: Point, scale: float) -> float:
         """Gap to which the small problem of a point is worth solving, where F is ``scale``."""
@@ -277,7 +282,7 @@ class Path:
         return project_nuclear(mt + ahead * (mt - self.on_basis(others[-1])), point.radius)
 
 
-def _lacked(left: Array, expected: Array) -> Array:
+def lacked_directions(left: Array, expected: Array) -> Array:
     """Columns that the solution is expected to have a weight in, or the leading ones where these are few."""
     wanted = np.flatnonzero(expected > 0)
     if wanted.size < FEWEST:

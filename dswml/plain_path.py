@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from .least_squares import LeastSquares
 from .path import Path
+from .splitting import Spectrum
 
 __all__ = ["PlainPath"]
 
@@ -20,16 +21,18 @@ class PlainPath(Path):
 
     plain: LeastSquares | None = None
 
-    def take(self, square: Array, cross: Array) -> None:
-        """Take X^T X and Y^T X, from which all else follows."""
-        self.sums = square, cross
+    def take(self, square: Array, cross: Array, spectrum: Spectrum | None) -> None:
+        """Take X^T X and Y^T X, from which all else follows, and the spectrum where it is known."""
+        self.sums = square, cross, spectrum
 
     def solve_next(self) -> bool:
         """Solve the smallest radius that is not solved, and return whether others are left."""
         problem = self.problem
         if self.plain is None:
             positives = int(problem.label_counts.sum())
-            self.plain = LeastSquares(*self.sums, problem.n_rows, positives, problem.source.dtype)
+            square, cross, spectrum = self.sums
+            dtype = problem.source.dtype
+            self.plain = LeastSquares(square, cross, problem.n_rows, positives, dtype, spectrum)
         point, *others = self.unsolved
         point.objective, point.gap = self.plain.solve(point.radius, self.tol, self.floor)
         point.relative_gap = point.gap / max(point.objective, self.floor)

@@ -12,6 +12,7 @@ import numpy.typing as npt
 from .errors import UsageError
 from .free_path import FreePath
 from .label_sums import plan_directions, summed_entries
+from .newton_path import NewtonPath
 from .path import Path
 from .plain_path import PlainPath
 from .problem import Problem
@@ -92,6 +93,8 @@ def plan_search(
     window = int(np.clip(memory_limit * RESULTS_SHARE / gradients, 1, WINDOW))
     products = n_folds * 8 * n_features * (n_features + n_labels)
     small = n_features**2 <= ASSEMBLED_ENTRIES and products <= memory_limit * RESULTS_SHARE
+    # X^T X and what is made of it: a factor, eigenvectors in both precisions.
+    limit -= small * n_folds * 8 * 4 * n_features**2 // paths
     return SearchPlan(assemble, small, window, paths, limit, window * gradients + small * products)
 
 
@@ -111,7 +114,7 @@ def planned_path(
         )
     problem.keep_statistics(place)
     if plan.assemble:
-        kind = PlainPath if plan.small and problem.p0 == 0.5 else Path
+        kind = Path if not plan.small else PlainPath if problem.p0 == 0.5 else NewtonPath
         return kind(problem, radii, cap, plan.window, tol)
     limit = block_limit(problem.n_rows, problem.n_features, counts, place, problem.p0, share, least=MIN_BLOCK)
     return FreePath(problem, radii, cap, plan.window, tol, limit=limit, seed=seed)

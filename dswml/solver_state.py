@@ -17,6 +17,7 @@ from .duality import GapBound
 from .errors import DataError
 from .executor import Shared
 from .model_file import history_records, history_table
+from .newton import Curvature, NewtonSteps
 from .oracle import Answer
 from .problem import Problem
 from .solution import Certificate
@@ -29,6 +30,7 @@ __all__ = ["restore_run", "restore_search", "run_state", "search_state"]
 
 _NUMBERS = ("iteration", "curvature", "certify_below", "floor", "estimate", "truncated")
 BOUND = ("factor", "ridge")
+STEPS = ("values", "vectors")
 _ARRAYS = ("mt", "last_right")
 
 
@@ -125,10 +127,10 @@ def restore_run(run: Run, state: dict[str, Any]) -> Answer:
 def search_state(search: Search, iteration: int) -> Values:
     """Return the state of a search of a grid that is about to begin an iteration."""
     state: Values = {"iteration": iteration, "rows_read": search.rows_read}
-    for number, paths in enumerate(search.by_fold):
-        bound = paths[0].bound
-        if bound is not None:
-            state |= {f"fold {number} {name}": value for name, value in bound_state(bound).items()}
+    for number, curvature in enumerate(search.curvatures):
+        if curvature is not None:
+            own = bound_state(curvature.bound) | {name: getattr(curvature.steps, name) for name in STEPS}
+            state |= {f"fold {number} {name}": value for name, value in own.items()}
     for number, path in enumerate(search.paths):
         own = problem_state(path.problem)
         points = [vars(point) for point in path.points]
@@ -147,10 +149,17 @@ def search_state(search: Search, iteration: int) -> Values:
 def restore_search(search: Search, state: Values) -> int:
     """Put a new search into a state, and return the iteration that it begins."""
     search.rows_read = state["rows_read"]
-    for number, paths in enumerate(search.by_fold):
-        bound = restored_bound(paths[0].problem, {name: state.get(f"fold {number} {name}") for name in BOUND})
-        for path in paths:
-            path.bound = bound
+    for number, (problem, *_) in enumerate([path.problem for path in paths] for paths in search.by_fold):
+        own = {name: state.get(f"fold {number} {name}") for name in (*BOUND, *STEPS)}
+        bound = restored_bound(problem, own)
+        if bound is not None:
+            if own["vectors"].shape != bound.factor.shape:
+                raise DataError(
+                    f"the eigenvectors in the checkpoint are not of {problem.n_features} features"
+                )
+            steps = NewtonSteps(own["values"], own["vectors"], problem.n_rows)
+            search.curvatures[number] = Curvature(bound, steps)
+    search.give_curvatures()
     for number, path in enumerate(search.paths):
         prefix = f"path {number} "
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

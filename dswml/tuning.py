@@ -7,7 +7,8 @@ it lacks. A second read takes up the new directions of all bases. A last one sco
 Where gradients are too large to be assembled, the first of these reads yields products with them (see
 `dswml.free_path`), and gaps are estimates.
 Where X^T X is small it comes with the first read: uniform weights need no other (see
-`dswml.least_squares`), and the gaps of all others are those of `dswml.duality`, which few steps reach.
+`dswml.least_squares`), the gaps of all others are those of `dswml.duality`, and their steps those of
+`dswml.newton`, few of which reach them.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ import numpy.typing as npt
 from .blocks import RowBlock
 from .cache import check_room, forget_run, task_nbytes
 from .checkpoints import Checkpoints, Journal, begin, data_request, saving
-from .duality import GapBound
 from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
 from .folds import Fold
 from .grid_scores import HeldOut, Scoring, plan_scoring, score_grid
+from .newton import Curvature
+from .newton_path import NewtonPath
 from .path import Path
 from .plain_path import PlainPath
 from .problem import Problem
 from .search_plan import RESULTS_SHARE, SearchPlan, plan_search, planned_path
 from .search_table import GridPoint, Tuned
 from .solver_state import restore_search, search_state
+from .splitting import Spectrum
 from .stored import Dataset
 from .stratify import stratified_folds
 from .sweep import Partial, Sweep, combine, sweep_block_together
@@ -217,6 +220,8 @@ class Search:
         self.folds: list[Fold | None] = [*folds] or [None]
         sources = [replace(source, fold=fold) for fold in self.folds]
         counted = executor.reduce(_count_labels, combine, data.blocks, tuple(sources))
+        #: Of the folds, where X^T X is small.
+        self.curvatures: list[Curvature | None] = [None for _ in self.folds]
         self.paths: list[Path] = []
         for number, each in enumerate(sources):
             label_counts, n_rows = counted[f"{number}:labels"], int(counted[f"{number}:rows_there"])
@@ -275,21 +280,29 @@ class Search:
         firsts = [paths[0] for paths in self.by_fold]
         requests = [path.problem.request(None, square=self.plan.small, cross=True) for path in firsts]
         sums = self.read(firsts, requests)
-        bounds: list[GapBound | None] = [None for _ in firsts]
-        if self.plan.small and not all(isinstance(path, PlainPath) for path in self.paths):
-            bounds[:] = self.threads.map(_bound_of, firsts, sums)
+        spectra: list[Spectrum | None] = [None for _ in firsts]
+        if any(isinstance(path, NewtonPath) for path in self.paths):
+            made = self.threads.map(_curvature_of, firsts, sums)
+            self.curvatures, spectra = [each for each, _ in made], [each for _, each in made]
+        self.give_curvatures()
         others = []
-        for paths, bound, own in zip(self.by_fold, bounds, sums, strict=True):
+        for paths, spectrum, own in zip(self.by_fold, spectra, sums, strict=True):
             for path in paths:
-                path.bound = bound
                 if isinstance(path, PlainPath):  # which reads no more, and can be solved meanwhile
-                    path.take(own["square"], own["cross"])
+                    path.take(own["square"], own["cross"], spectrum)
                     self.threads.put_off(path.solve_next)
                 else:
                     others.append((path, own["cross"]))
         self.threads.map(lambda pair: pair[0].begin(pair[1]), others)
         if self.journal is not None:  # whose states have these paths solved
             self.threads.finish()
+
+    def give_curvatures(self) -> None:
+        """Let the paths of a fold know its curvature."""
+        for paths, curvature in zip(self.by_fold, self.curvatures, strict=True):
+            for path in paths:
+                if isinstance(path, NewtonPath) and curvature is not None:
+                    path.curvature = curvature
 
     def look(self, iteration: int) -> None:
         """One read: the gradient at every open point, or its product with a block."""
@@ -366,8 +379,8 @@ class Search:
         ]
 
 
-def _bound_of(path: Path, sums: Partial) -> GapBound:
-    return GapBound(sums["square"], path.problem.n_rows, path.problem.source.dtype)
+def _curvature_of(path: Path, sums: Partial) -> tuple[Curvature, Spectrum]:
+    return Curvature.of(sums["square"], path.problem.n_rows, path.problem.source.dtype)
 
 
 def _count_labels(block: RowBlock, sources: tuple[BlockSource, ...]) -> Partial:

@@ -1,0 +1,134 @@
+"""The solutions of one weighting on one fold where X^T X is known: its curvature bounds gaps and foresees steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from . import oracle
+from .least_squares import step_ahead
+from .newton import Curvature, Place, ahead, frame_of
+from .path import FEWER, FEWEST, MANY, Path, Point, lacked_directions
+from .result_sizes import MAX_BLOCK
+from .sweep import Partial
+
+__all__ = ["NewtonPath"]
+
+Array = npt.NDArray[Any]
+
+#: Steps have these shares of the curvature of W itself: a step's own lies between them.
+SHARES = (0.6, 2.5)
+#: Right singular vectors of the gradient that steps know beyond W's rank.
+BEYOND = 20
+#: Radii up to so many times the last one are foreseen along with the next.
+REACH = 1.5
+#: A gap of so many tolerances is expected to be closed by the next step.
+CLOSE = 3
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A point as the last read found it."""
+
+    point: Point
+    gradient: Array
+    right: Array
+    curvature: float
+
+
+class NewtonPath(Path):
+    """All radii of one weighting on one fold whose X^T X is known."""
+
+    tight = True
+    curvature: Curvature
+
+    def look(self, sums: Partial) -> None:
+        """Take the gradients of the open points: their gaps, and the directions of the next steps."""
+        problem = self.problem
+        seen = []
+        for number, point in enumerate(self.open):
+            gradient = problem.gradient(point.mt, sums[f"gradient {number}"])
+            found = {"loss": sums[f"loss {number}"], "slope": sums[f"slope {number}"]}
+            objective, slope = problem.value_and_slope(point.mt, found)
+            power = (problem.n_rows * objective - float(sums[f"loss {number}"])) / problem.p0  # ||XW||^2
+            _, right = self.measure(point, gradient, objective, slope)
+            seen.append(_Seen(point, gradient, right, self.curvature_of(objective, slope, power)))
+        self.foresee(seen)
+
+    def curvature_of(self, objective: float, slope: float, power: float) -> float:
+        """The c for which c / N ||XW||^2 is <W, H W> / 2, given F(W), <W, G> and ||XW||^2."""
+        p0, p1 = self.problem.p0, 1 - self.problem.p0
+        curved = self.problem.n_rows * (slope - objective + self.at_zero)
+        return float(np.clip(curved / power, min(p0, p1), max(p0, p1))) if power > 0 else max(p0, p1)
+
+    def examine(self, point: Point, gradient: Array, objective: float, slope: float) -> Array | None:
+        """Find the gap of a point: settle it, or return the directions that its basis lacks, if any."""
+        return self.measure(point, gradient, objective, slope)[0]
+
+    def measure(
+        self, point: Point, gradient: Array, objective: float, slope: float
+    ) -> tuple[Array | None, Array]:
+        """The same, and return right singular vectors of the gradient too."""
+        problem, bound = self.problem, self.curvature.bound
+        residual = None
+        if point.residual is not None:
+            known, residual = bound.without(point.residual, problem.basis, problem.moment)
+            gradient, slope = gradient - known, slope - float(np.vdot(point.mt, point.residual))
+        left, _, right = triples = oracle.decompose(gradient, None, FEWEST + BEYOND)
+        near = bound.near((problem.basis, point.mt), triples, residual)
+        gap, weights = bound.gap(near, slope, point.radius, problem.p0)
+        self.judge(point, objective, gap)
+        return None if point.solved else lacked_directions(left, weights), right
+
+    def foresee(self, seen: list[_Seen]) -> None:
+        """Append the directions that the open points and the next radii are expected to want."""
+        problem, steps = self.problem, self.curvature.steps
+        targets = self.unsolved[: self.count(seen)]
+        if not targets:
+            return
+        mts = [self.on_basis(one.point) for one in seen]
+        frame = self.frame(seen, mts)
+        basis = steps.turned(problem.basis.T)
+        places = [
+            Place((frame.T @ mt).astype(np.float32) @ basis, steps.turned(frame.T @ one.gradient))
+            for one, mt in zip(seen, mts, strict=True)
+        ]
+        changes = []
+        for point in targets:
+            at = [place for place, one in zip(places, seen, strict=True) if one.point is point]
+            if at:
+                (place,) = at
+            elif len(seen) > 1:
+                by = step_ahead(seen[-2].point.radius, seen[-1].point.radius, point.radius)
+                place = ahead(*places[-2:], by)
+            else:
+                (place,) = places
+            changes += [steps.change(place, point.radius, share * seen[-1].curvature) for share in SHARES]
+        self.narrow()
+        room = min(max(self.cap - problem.rank, 0), MAX_BLOCK)
+        problem.append(steps.directions(changes, problem.basis)[:, :room])
+        self.advance(len(targets))
+
+    def count(self, seen: list[_Seen]) -> int:
+        """How many radii to work on: those begun, and others that can be foreseen from where they are."""
+        left, last = self.unsolved, seen[-1].point
+        begun = sum(point.mt.shape[1] > 0 for point in left)
+        window = min(self.window, FEWER) if self.problem.rank > MANY else self.window
+        near = sum(point.radius <= REACH * last.radius for point in left)
+        if all(one.point.solved or one.point.relative_gap <= CLOSE * self.tol for one in seen):
+            near = max(near, begun + 1)
+        return max(begun, min(near, window), 1)
+
+    def frame(self, seen: list[_Seen], mts: list[Array]) -> Array:
+        """Orthonormal vectors of labels that W is expected to have weights in, as columns."""
+        vectors = []
+        for one, mt in zip(seen, mts, strict=True):
+            own = oracle.leading_vectors(mt)
+            vectors += [own, one.right[:, : own.shape[1] + BEYOND]]
+        n_labels = self.problem.n_labels
+        if sum(each.shape[1] for each in vectors) >= 2 * n_labels:
+            return np.eye(n_labels)
+        return frame_of(np.hstack(vectors))
