@@ -4,8 +4,8 @@ With p0 = 1/2 the objective is
 
     2 N F(W) = tr(W^T G W) - 2 tr(B^T W) + nnz(Y),    G = X^T X, B = X^T Y,
 
-so where D is small one read of the data serves all radii: what follows here reads nothing, and `dswml.splitting`
-takes a few steps.
+so where D is small one read of the data serves all radii: what follows here reads nothing, and
+takes a few steps of `dswml.splitting`.
 
 What the projection takes away, U, is normal to the ball at the Z that it leaves: <U, V - Z> <= 0 for all V in
 the ball. So with E = grad F(Z) + penalty / N * U the bound of `dswml.duality` has no linear term, and

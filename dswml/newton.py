@@ -1,9 +1,9 @@
 """Where solutions are to be expected: steps that know the curvature of F.
 
-Near W the objective is F(W) + <G, V - W> + <V - W, H (V - W)> / 2, and H has a matrix of its own for every label.
-With 2 c / N X^T X in place of all of them the minimum over a ball is a problem of least squares, which a few
-alternating steps solve without a read (see `dswml.splitting`). F itself is then minimised on the directions that
-this minimum uses: a fraction of the gradient's own singular vectors that would do the same.
+Near W the objective is F(W) + <G, V - W> + <V - W, H (V - W)> / 2, and H has a matrix of its own for every
+label. With 2 c / N X^T X in place of all of them the minimum over a ball is a problem of least squares, which
+a few alternating steps solve without a read (see `dswml.splitting`). F itself is then minimised on the
+directions that this minimum uses: of the gradient's own singular vectors it takes several times as many.
 """
 
 from __future__ import annotations
@@ -95,9 +95,9 @@ class NewtonSteps:
         return np.asarray(steps.z - place.w, dtype=np.float32)
 
     def directions(self, changes: Sequence[Array], basis: Array) -> Array:
-        """Return the directions (D x k) outside a basis that changes have the most weight in, largest first."""
-        rows = np.vstack([_leading_rows(change, TAIL / 10) for change in changes]).astype(np.float64)
-        rest = (self.vectors @ rows.T.astype(np.float32)).astype(np.float64)
+        """Return directions (D x k) outside a basis that changes have weight in, those with most first."""
+        rows = np.vstack([_leading_rows(change, TAIL / 10) for change in changes]).astype(np.float32)
+        rest = (self.vectors @ rows.T).astype(np.float64)
         for _ in range(2):
             rest -= basis @ (basis.T @ rest)
         return _leading_rows(rest.T, TAIL).T

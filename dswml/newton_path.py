@@ -1,4 +1,4 @@
-"""The solutions of one weighting on one fold where X^T X is known: its curvature bounds gaps and foresees steps."""
+"""The solutions of one weighting on one fold where X^T X is known, whose curvature foresees them."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class NewtonPath(Path):
                 (place,) = at
             elif len(seen) > 1:
                 by = step_ahead(seen[-2].point.radius, seen[-1].point.radius, point.radius)
-                place = ahead(*places[-2:], by)
+                place = ahead(places[-2], places[-1], by)
             else:
                 (place,) = places
             changes += [steps.change(place, point.radius, share * seen[-1].curvature) for share in SHARES]

@@ -150,15 +150,13 @@ def restore_search(search: Search, state: Values) -> int:
     """Put a new search into a state, and return the iteration that it begins."""
     search.rows_read = state["rows_read"]
     for number, (problem, *_) in enumerate([path.problem for path in paths] for paths in search.by_fold):
-        own = {name: state.get(f"fold {number} {name}") for name in (*BOUND, *STEPS)}
-        bound = restored_bound(problem, own)
+        prefix = f"fold {number} "
+        bound = restored_bound(problem, {name: state.get(prefix + name) for name in BOUND})
         if bound is not None:
-            if own["vectors"].shape != bound.factor.shape:
-                raise DataError(
-                    f"the eigenvectors in the checkpoint are not of {problem.n_features} features"
-                )
-            steps = NewtonSteps(own["values"], own["vectors"], problem.n_rows)
-            search.curvatures[number] = Curvature(bound, steps)
+            values, vectors = (state[prefix + name] for name in STEPS)
+            if vectors.shape != bound.factor.shape:
+                raise DataError(f"the vectors in the checkpoint are not of {problem.n_features} features")
+            search.curvatures[number] = Curvature(bound, NewtonSteps(values, vectors, problem.n_rows))
     search.give_curvatures()
     for number, path in enumerate(search.paths):
         prefix = f"path {number} "

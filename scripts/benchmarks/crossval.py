@@ -28,6 +28,7 @@ from dswml.evaluation import evaluate
 from dswml.executor import InProcessExecutor
 from dswml.folds import Fold
 from dswml.frank_wolfe import Options
+from dswml.newton_path import NewtonPath
 from dswml.plain_path import PlainPath
 from dswml.training import Parameters, train
 from dswml.tuning import GridPoint, tune
@@ -52,7 +53,8 @@ WORK: dict[str, list[tuple[Any, str]]] = {
     ],
     "uniform weights": [(PlainPath, "solve_next"), (frank_wolfe.Run, "all_directions")],
     "gaps and directions": [
-        *((path.Path, name) for name in ("begin", "look")),
+        (path.Path, "begin"),
+        *((kind, "look") for kind in (path.Path, NewtonPath)),
         *((frank_wolfe.Run, name) for name in ("linear_oracle", "gap")),
     ],
     "scores of held-out rows": [(grid_scores, "_score_block"), (evaluation, "_evaluate_block")],
