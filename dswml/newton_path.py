@@ -25,18 +25,21 @@ SHARES = (0.6, 2.5)
 BEYOND = 20
 #: Radii up to so many times the last one are foreseen along with the next.
 REACH = 1.5
+#: A step that leaves more than this share of a gap was none: the gradient's own directions are wanted then.
+SLOW = 0.3
 #: A gap of so many tolerances is expected to be closed by the next step.
 CLOSE = 3
 
 
 @dataclass(frozen=True)
 class _Seen:
-    """A point as the last read found it."""
+    """A point as the last read found it, with directions that it lacks if steps do not get on."""
 
     point: Point
     gradient: Array
     right: Array
     curvature: float
+    lacked: Array | None
 
 
 class NewtonPath(Path):
@@ -54,8 +57,11 @@ class NewtonPath(Path):
             found = {"loss": sums[f"loss {number}"], "slope": sums[f"slope {number}"]}
             objective, slope = problem.value_and_slope(point.mt, found)
             power = (problem.n_rows * objective - float(sums[f"loss {number}"])) / problem.p0  # ||XW||^2
-            _, right = self.measure(point, gradient, objective, slope)
-            seen.append(_Seen(point, gradient, right, self.curvature_of(objective, slope, power)))
+            before = point.relative_gap
+            lacked, right = self.measure(point, gradient, objective, slope)
+            if point.relative_gap < SLOW * before:
+                lacked = None
+            seen.append(_Seen(point, gradient, right, self.curvature_of(objective, slope, power), lacked))
         self.foresee(seen)
 
     def curvature_of(self, objective: float, slope: float, power: float) -> float:
@@ -109,7 +115,9 @@ class NewtonPath(Path):
             changes += [steps.change(place, point.radius, share * seen[-1].curvature) for share in SHARES]
         self.narrow()
         room = min(max(self.cap - problem.rank, 0), MAX_BLOCK)
-        problem.append(steps.directions(changes, problem.basis)[:, :room])
+        lacked = [one.lacked for one in seen if one.lacked is not None]
+        wanted = np.hstack([*lacked, steps.directions(changes, problem.basis)])
+        problem.append(wanted[:, :room])
         self.advance(len(targets))
 
     def count(self, seen: list[_Seen]) -> int:
