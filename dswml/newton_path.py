@@ -11,7 +11,7 @@ import numpy.typing as npt
 from . import oracle
 from .least_squares import step_ahead
 from .newton import Curvature, Place, ahead, frame_of
-from .path import FEWER, FEWEST, MANY, Path, Point, lacked_directions
+from .path import FEWEST, Path, Point, lacked_directions
 from .result_sizes import MAX_BLOCK
 from .sweep import Partial
 
@@ -122,13 +122,11 @@ class NewtonPath(Path):
 
     def count(self, seen: list[_Seen]) -> int:
         """How many radii to work on: those begun, and others that can be foreseen from where they are."""
-        left, last = self.unsolved, seen[-1].point
-        begun = sum(point.mt.shape[1] > 0 for point in left)
-        window = min(self.window, FEWER) if self.problem.rank > MANY else self.window
-        near = sum(point.radius <= REACH * last.radius for point in left)
+        begun, last = self.begun, seen[-1].point
+        near = sum(point.radius <= REACH * last.radius for point in self.unsolved)
         if all(one.point.solved or one.point.relative_gap <= CLOSE * self.tol for one in seen):
             near = max(near, begun + 1)
-        return max(begun, min(near, window), 1)
+        return max(begun, min(near, self.most), 1)
 
     def frame(self, seen: list[_Seen], mts: list[Array]) -> Array:
         """Orthonormal vectors of labels that W is expected to have weights in, as columns."""

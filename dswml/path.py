@@ -95,6 +95,16 @@ class Path:
     def unsolved(self) -> list[Point]:
         return sorted((point for point in self.points if not point.solved), key=lambda point: point.radius)
 
+    @property
+    def begun(self) -> int:
+        """How many radii are not solved but on the basis, and go on with it."""
+        return sum(point.mt.shape[1] > 0 for point in self.unsolved)
+
+    @property
+    def most(self) -> int:
+        """How many radii to work on at once."""
+        return min(self.window, FEWER) if self.problem.rank > MANY else self.window
+
     def advance(self, count: int | None = None) -> None:
         """Choose the points to work on: so many of the smallest radii that are not solved.
 
@@ -102,16 +112,15 @@ class Path:
         """
         rank, left = self.problem.rank, self.unsolved
         if count is None:
-            window = min(self.window, FEWER) if rank > MANY else self.window
-            begun = sum(point.mt.shape[1] > 0 for point in left)  # they go on with the basis
-            count = max(window, begun) if rank else 1  # at W = 0 all gradients are the same
+            # At W = 0 all gradients are the same.
+            count = max(self.most, self.begun) if rank else 1
         self.open = left[:count]
         for point in self.open:
             point.widen(self.problem.rank)
 
     def request(self, iteration: int) -> Sweep:
         """Ask for what this iteration must know of the open points: their gradients."""
-        self.advance(max(sum(point.mt.shape[1] > 0 for point in self.unsolved), 1))
+        self.advance(max(self.begun, 1))
         points = tuple((*point.compact(), self.problem.p0) for point in self.open)
         return self.problem.request(None, points=points)
 

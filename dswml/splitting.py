@@ -70,7 +70,7 @@ class Splitting:
 
     def __init__(self, values: Array, turned: Array, z: Array, normal: Array, penalty: float) -> None:
         self.values, self.turned, self.penalty = values, turned, penalty
-        self.z, self.taken = z, normal / penalty
+        self.taken = normal / penalty
         self.left: Array | None = None
         self._free = np.empty_like(turned)
         self.begin(z)
