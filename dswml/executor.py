@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeVar
@@ -36,6 +36,7 @@ __all__ = [
     "lent_results",
     "needs_of",
     "one_blas_thread",
+    "share_out",
     "tree_combine",
 ]
 
@@ -225,9 +226,46 @@ def following_item() -> Any:
     return _following.get(None)
 
 
-def _call(function: Function[R], item: Any, following: Any, arguments: tuple[Any, ...]) -> R:
-    with expecting(following):
-        return function(item, *arguments)
+#: The threads of the executor that runs this item, and their number.
+_threads: ContextVar[tuple[ThreadPoolExecutor, int] | None] = ContextVar("threads", default=None)
+
+
+def share_out(function: Callable[[T], R], parts: Sequence[T]) -> list[R]:
+    """Return ``[function(part) for part in parts]`` of an item, with the help of threads that have none.
+
+    Whoever calls works on the parts too and waits for nothing but those that others have begun, so that
+    it never depends on a thread being free. On a Dask worker there is no help.
+
+    Examples
+    --------
+    >>> with InProcessExecutor(threads=2) as executor:
+    ...     executor.map(lambda item, payload: share_out(abs, item), [[-1, -2, -3]])
+    [[1, 2, 3]]
+    """
+    threads = _threads.get()
+    if threads is None or len(parts) < 2:
+        return [function(part) for part in parts]
+    pool, count = threads
+    todo = deque(enumerate(parts))
+    results: dict[int, R] = {}
+
+    def work() -> None:
+        while todo:
+            try:
+                number, part = todo.popleft()
+            except IndexError:  # another thread took the last one
+                return
+            results[number] = function(part)
+
+    helping = [pool.submit(copy_context().run, work) for _ in range(min(count, len(parts)) - 1)]
+    try:
+        work()
+    finally:
+        todo.clear()
+        for each in helping:
+            if not each.cancel():
+                each.result()
+    return [results[number] for number in range(len(parts))]
 
 
 def _counted(results: Iterator[R], on_result: Callable[[int], None]) -> Iterator[R]:
@@ -312,7 +350,7 @@ class InProcessExecutor(Executor):
         if len(items) == 1 or self.n_slots == 1:
             with one_blas_thread():
                 for index, item in enumerate(items):
-                    result = _call(function, item, following[index], arguments)
+                    result = self._call(function, item, following[index], arguments)
                     if on_result is not None:
                         on_result(index, result)
                     yield result
@@ -323,13 +361,13 @@ class InProcessExecutor(Executor):
         with one_blas_thread():
             try:
                 for item, then in todo:
-                    pending.append(self._pool.submit(_call, function, item, then, arguments))
+                    pending.append(self._pool.submit(self._call, function, item, then, arguments))
                     if len(pending) >= 2 * self.n_slots:
                         break
                 while pending:
                     result = pending.popleft().result()
                     for item, then in todo:
-                        pending.append(self._pool.submit(_call, function, item, then, arguments))
+                        pending.append(self._pool.submit(self._call, function, item, then, arguments))
                         break
                     if on_result is not None:
                         on_result(done, result)
@@ -338,6 +376,14 @@ class InProcessExecutor(Executor):
             finally:
                 for future in pending:
                     future.cancel()
+
+    def _call(self, function: Function[R], item: Any, following: Any, arguments: tuple[Any, ...]) -> R:
+        token = _threads.set((self._pool, self.n_slots) if self.n_slots > 1 else None)
+        try:
+            with expecting(following):
+                return function(item, *arguments)
+        finally:
+            _threads.reset(token)
 
     def map(
         self,

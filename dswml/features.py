@@ -17,7 +17,7 @@ from .errors import DataError
 from .executor import following_item
 from .folds import Fold
 
-__all__ = ["BlockSource", "Features", "RowReader", "prepare"]
+__all__ = ["BlockSource", "Features", "RowReader", "prepare", "some_rows"]
 
 Array = npt.NDArray[Any]
 
@@ -69,7 +69,7 @@ class Features:
         if not self.sparse:
             return Features(self.dense[rows], self.dtype)
         whole = sp.csr_array((self.data, self.indices, self.indptr), shape=(self.n_rows, self.n_features))
-        return Features(whole[rows], self.dtype)
+        return Features(some_rows(whole, rows), self.dtype)
 
     def times(self, right: Array) -> Array:
         """``X_b @ right``."""
@@ -130,6 +130,22 @@ class Features:
             kernels.dense_transpose_times_labels(self.dense[first:], indptr, labels.indices, values, piece)
             out += piece
         return out
+
+
+def some_rows(matrix: Any, rows: Array) -> Any:
+    """Return some rows of a CSR matrix, without the interpreter lock.
+
+    Examples
+    --------
+    >>> some_rows(sp.csr_array([[1, 0], [0, 2], [3, 4]]), np.array([0, 2])).toarray()
+    array([[1, 0],
+           [3, 4]])
+    """
+    ends = np.zeros(rows.size + 1, dtype=matrix.indptr.dtype)
+    np.cumsum(np.diff(matrix.indptr)[rows], out=ends[1:])
+    indices, data = (np.empty(ends[-1], dtype=each.dtype) for each in (matrix.indices, matrix.data))
+    kernels.take_rows(matrix.indptr, matrix.indices, matrix.data, rows, ends, indices, data)
+    return sp.csr_array((data, indices, ends), shape=(rows.size, matrix.shape[1]))
 
 
 def prepare(matrix: Any, normalize: str | None, intercept: float) -> Any:
@@ -228,7 +244,7 @@ class BlockSource:
         if labels is None:
             labels = self.data.read_y(block.start, block.stop)
             self.keep(block, "y", labels, labels.indptr.nbytes + labels.indices.nbytes + labels.data.nbytes)
-        return labels if self.fold is None else labels[self.fold.training_rows(block)]
+        return labels if self.fold is None else some_rows(labels, self.fold.training_rows(block))
 
     def kept(self, block: RowBlock, kind: str) -> Any:
         """Return what this process keeps of the block, or None."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,8 +18,8 @@ import numpy.typing as npt
 from . import metrics
 from .blocks import RowBlock
 from .errors import UsageError
-from .executor import Executor
-from .features import BlockSource
+from .executor import Executor, share_out
+from .features import BlockSource, Features, some_rows
 from .folds import Fold
 from .ranking import inverse_propensities
 from .rules import RULE_SCORES, Candidates, plan_candidates
@@ -208,17 +209,27 @@ def _score_block(block: RowBlock, job: _Job) -> Partial:
     out: Partial = {"rows_read": np.array(block.n_rows)}
     for number, (fold, points) in enumerate(zip(job.folds, job.points, strict=True)):
         rows = fold.held_out_rows(block)
-        held_out, truth = features.subset(rows), labels[rows]
-        for at, (u, mt) in enumerate(points):
-            assert u is not None
-            z = held_out.times(u).astype(np.float64, copy=False)
-            parts = [
-                _score_piece(truth[piece], z[piece] @ mt.T, job.inverse_propensity[number], job.scoring)
-                for piece in _pieces(rows.size, labels.shape[1])
-            ]
-            sums = combine(parts) if len(parts) > 1 else parts[0]
+        held_out, truth = features.subset(rows), some_rows(labels, rows)
+        pieces = [(piece, truth[piece]) for piece in _pieces(rows.size, labels.shape[1])]
+        count = partial(_score_point, held_out, pieces, job.inverse_propensity[number], job.scoring)
+        for at, sums in enumerate(share_out(count, points)):
             out.update({f"{number}:{at}:{name}": value for name, value in sums.items()})
     return out
+
+
+def _score_point(
+    held_out: Features,
+    pieces: Sequence[tuple[slice, Any]],
+    inverse_propensity: Array | None,
+    scoring: Scoring,
+    point: Factors,
+) -> Partial:
+    """Counts of one point on some rows, whose true labels come in pieces."""
+    u, mt = point
+    assert u is not None
+    z = held_out.times(u).astype(np.float64, copy=False)
+    parts = [_score_piece(truth, z[piece] @ mt.T, inverse_propensity, scoring) for piece, truth in pieces]
+    return combine(parts) if len(parts) > 1 else parts[0]
 
 
 def _pieces(n_rows: int, n_labels: int) -> list[slice]:

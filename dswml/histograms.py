@@ -177,8 +177,7 @@ def score_bins(scores: Array, edges: Array) -> Array:
     """
     tile, edges = score_tile(scores), checked_edges(edges)
     bins = np.empty(tile.shape, dtype=np.min_scalar_type(edges.size))
-    cells, scale = _cells(edges)
-    refuse_nan(_tile_bins(tile, edges, cells, scale, bins), tile, 0)
+    refuse_nan(_tile_bins(tile, edges, *_cells(edges), bins), tile, 0)
     return bins
 
 
@@ -211,20 +210,27 @@ def _histogram(
     edges = checked_edges(edges)
     active = np.zeros((groups, edges.size + 1), dtype=np.int64)
     total = np.zeros_like(active)
-    cells, scale = _cells(edges)
-    nan = _count_scores(labels.indptr, labels.indices, tile, first_label, edges, cells, scale, active, total)
+    nan = _count_scores(
+        labels.indptr, labels.indices, tile, first_label, edges, *_cells(edges), active, total
+    )
     refuse_nan(nan, tile, first_label)
     return active, total - active
 
 
-def _cells(edges: Array) -> tuple[Array, float]:
-    """Cut the range of the edges into equal cells; return for each how many edges lie in those before it."""
+def _cells(edges: Array) -> tuple[Array, float, float]:
+    """Cut the range of the edges into equal cells: how many edges lie in those before each, and the scale.
+
+    Return also the step between the edges if that is a power of two and nothing is rounded, or else 0.
+    """
     number = min(2 * edges.size, 2**20)
     # Python's numbers: a width that overflows, or whose inverse does, is no error but means one cell.
     width = float(edges[-1]) - float(edges[0])
+    step = width / (edges.size - 1) if width > 0 else 1.0
+    if math.frexp(step)[0] == 0.5 and np.array_equal(edges - edges[0], np.arange(edges.size) * step):
+        return np.zeros(0, dtype=np.int64), 1 / step, step
     scale = number / width if width > 0 else 0.0
     scale = scale if math.isfinite(scale) else 0.0
-    return _edges_before(edges, scale, number), scale
+    return _edges_before(edges, scale, number), scale, 0.0
 
 
 @compiled
@@ -242,8 +248,30 @@ def _edges_before(edges: Array, scale: float, number: int) -> Array:
 
 
 @compiled
-def _bins(scores: Array, edges: Array, cells: Array, scale: float, out: Array) -> int:
+def _regular_bins(scores: Array, edges: Array, scale: float, step: float, out: Array) -> int:
+    """The same for edges at equal distances, without a branch."""
+    lowest, last = edges[0], float(edges.size - 1)
+    unknown = 0
+    for j in range(scores.size):
+        score = np.float64(scores[j])
+        unknown += score != score
+        place = (score - lowest) * scale
+        place = place if place < last else last
+        before = np.int32(place if place > 0.0 else 0.0)
+        # A score just below an edge may be rounded up to it.
+        out[j] = before + np.int32(lowest + before * step <= score)
+    if unknown:
+        for j in range(scores.size):
+            if np.isnan(scores[j]):
+                return j
+    return -1
+
+
+@compiled
+def _bins(scores: Array, edges: Array, cells: Array, scale: float, step: float, out: Array) -> int:
     """Number of edges at or below each score of a row; return the place of a NaN, or -1."""
+    if step > 0:
+        return _regular_bins(scores, edges, scale, step, out)
     lowest, highest = edges[0], edges[-1]
     for j in range(scores.size):
         score = np.float64(scores[j])
@@ -269,10 +297,10 @@ def _bins(scores: Array, edges: Array, cells: Array, scale: float, out: Array) -
 
 
 @compiled
-def _tile_bins(tile: Array, edges: Array, cells: Array, scale: float, out: Array) -> int:
+def _tile_bins(tile: Array, edges: Array, cells: Array, scale: float, step: float, out: Array) -> int:
     """Fill the bins of a tile; return the flat place of a NaN, or -1."""
     for i in range(tile.shape[0]):
-        nan = _bins(tile[i], edges, cells, scale, out[i])
+        nan = _bins(tile[i], edges, cells, scale, step, out[i])
         if nan >= 0:
             return int(i * tile.shape[1] + nan)
     return -1
@@ -287,6 +315,7 @@ def _count_scores(
     edges: Array,
     cells: Array,
     scale: float,
+    step: float,
     active: Array,
     total: Array,
 ) -> int:
@@ -296,9 +325,9 @@ def _count_scores(
     """
     by_label = total.shape[0] > 1
     width = tile.shape[1]
-    bins = np.empty(width, dtype=np.int64)
+    bins = np.empty(width, dtype=np.int32)
     for i in range(tile.shape[0]):
-        nan = _bins(tile[i], edges, cells, scale, bins)
+        nan = _bins(tile[i], edges, cells, scale, step, bins)
         if nan >= 0:
             return int(i * width + nan)
         if by_label:

@@ -27,6 +27,7 @@ __all__ = [
     "gradient_step",
     "row_norms",
     "step_sums",
+    "take_rows",
 ]
 
 Array = npt.NDArray[Any]
@@ -277,6 +278,18 @@ def splitting_sums(turned: Array, z: Array, taken: Array, values: Array, penalty
             out[0, a] += z[i, a] * g
             out[1, a] += z[i, a] * turned[i, a]
             out[2, a] += rest * rest
+
+
+@_compiled
+def take_rows(
+    indptr: Array, indices: Array, data: Array, rows: Array, ends: Array, out_indices: Array, out_data: Array
+) -> None:
+    """Copy some rows of a CSR block one after the other; row ``rows[i]`` ends at ``ends[i + 1]``."""
+    for i in range(rows.size):
+        at = ends[i]
+        for k in range(indptr[rows[i]], indptr[rows[i] + 1]):
+            out_indices[at], out_data[at] = indices[k], data[k]
+            at += 1
 
 
 @_compiled

@@ -101,20 +101,17 @@ def auc_from_histogram(partial: Partial, edges: Array) -> Auc:
     edges = checked_edges(edges)
     one_value = np.zeros(edges.size + 1, dtype=bool)
     one_value[1:-1] = np.nextafter(edges[:-1], np.inf) == edges[1:]
-    wins = unknown = above = 0
-    # Python's integers: pairs of entries soon exceed 64 bits.
-    for active, inactive, tie in zip(
-        partial["active_scores"][::-1].tolist(),
-        partial["inactive_scores"][::-1].tolist(),
-        one_value[::-1].tolist(),
-        strict=True,
-    ):
-        wins += inactive * (2 * above + active)
-        unknown += 0 if tie else active * inactive
-        above += active
-    pairs = above * int(partial["inactive_scores"].sum())
+    # Pairs of entries may exceed 64 bits: Python's integers then.
+    large = int(partial["active_scores"].sum()) * int(partial["inactive_scores"].sum()) >= 2**61
+    active, inactive = (
+        partial[f"{name}_scores"].astype(object if large else np.int64) for name in ("active", "inactive")
+    )
+    at_least_active = np.cumsum(active[::-1])[::-1]
+    pairs = int(at_least_active[0]) * int(inactive.sum())
     if pairs == 0:
         return Auc(math.nan, math.nan)
+    wins = int((inactive * (2 * at_least_active - active)).sum())
+    unknown = int((active * inactive)[~one_value].sum())
     return Auc(wins / (2 * pairs), unknown / (2 * pairs))
 
 

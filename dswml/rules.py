@@ -121,6 +121,8 @@ class Candidates:
 
     def best(self, sums: Partial, p0: float) -> Rule:
         """Return the best rule for the rows that were counted; of equals the one with fewest labels."""
+        if self.kind == "fixed":
+            return Rule(float(self.edges[0]))
         if self.kind == "per-label":
             return Rule(best_label_thresholds(sums, self.edges, score=self.target))
         curve = label_curves(self.at(sums), self.n_labels, p0=p0)[self.target]
@@ -252,17 +254,26 @@ def _count_rules(
     """Walk over the rows: add to the histograms and, from each row's own, to the sums of the rows."""
     by_label = total.shape[0] > 1
     number = sums.shape[1]
+    n_rows, n_labels = bins.shape
+    alone = by_label and number == 1  # then bins are predictions, and can be added up
     row_active = np.zeros(number + 1, dtype=np.int64)
     row_total = np.zeros(number + 1, dtype=np.int64)
-    for i in range(bins.shape[0]):
+    for i in range(n_rows):
         row_active[:] = 0
         row_total[:] = 0
-        for j in range(bins.shape[1]):
-            row_total[bins[i, j]] += 1
+        if alone:
+            chosen = 0
+            for j in range(n_labels):
+                chosen += bins[i, j]
+                total[j, 1] += bins[i, j]
+            row_total[1] = chosen
+        else:
+            for j in range(n_labels):
+                row_total[bins[i, j]] += 1
         for entry in range(indptr[i], indptr[i + 1]):
             row_active[bins[i, indices[entry]]] += 1
         if by_label:
-            for j in range(bins.shape[1]):
+            for j in range(0 if alone else n_labels):
                 total[j, bins[i, j]] += 1
             for entry in range(indptr[i], indptr[i + 1]):
                 active[indices[entry], bins[i, indices[entry]]] += 1
@@ -280,3 +291,5 @@ def _count_rules(
                 sums[0, c] += tp / predicted
                 sums[1, c] += tp / true
                 sums[2, c] += 2 * tp / (predicted + true)
+    if alone:
+        total[:, 0] = n_rows - total[:, 1]

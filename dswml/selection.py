@@ -58,7 +58,7 @@ def label_rows(labels: Any, name: str = "y_true") -> Any:
     rows = labels if sp.issparse(labels) else np.asarray(labels)
     if rows.ndim != 2:
         raise UsageError(f"{name} has {rows.ndim} dimension(s): give a matrix, rows x labels")
-    rows = sp.csr_array(rows)
+    rows = rows if isinstance(rows, sp.csr_array) else sp.csr_array(rows)
     if not rows.has_canonical_format or not rows.data.all():
         rows = rows.copy()
         rows.sum_duplicates()
