@@ -36,6 +36,9 @@ Array = npt.NDArray[Any]
 
 #: Steps at most.
 MAX_STEPS = 200
+#: How far the line through two solutions is followed, and up to where it is better than a ray: in units of
+#: the step between them.
+FARTHEST, NEAR = 2.0, 4.0
 
 
 class LeastSquares:
@@ -109,7 +112,7 @@ class LeastSquares:
             self.spectrum = Spectrum.of(self.square)
         values, nothing = self.spectrum.values, np.zeros_like(self.cross)
         turned = self.cross @ self.spectrum.vectors
-        return Splitting(values, turned, nothing, nothing, usual_penalty(values))
+        return Splitting(values, turned, nothing, turned, usual_penalty(values))
 
     def solve(self, radius: float, tol: float, floor: float = 0.0) -> tuple[float, float]:
         """Minimise to a gap of ``tol`` times F, or ``floor`` where that is more; return F and the gap."""
@@ -121,12 +124,20 @@ class LeastSquares:
         if self.steps is None:
             self.steps = self._begin()
             self._behind = []
-        if len(self._behind) == 2:
-            (before, old), (last, new) = self._behind
-            self.steps.begin(new + step_ahead(before, last, radius) * (new - old))
+        else:
+            self._go_on(self.steps, radius)
         found = self._bound(self.steps, radius, tol, floor)
         self._behind = [*self._behind[-1:], (radius, self.steps.z)]
         return found
+
+    def _go_on(self, steps: Splitting, radius: float) -> None:
+        """Begin where the radii so far lead to expect the solution: on the line through two, or on a ray."""
+        (before, old), (last, new) = self._behind[0], self._behind[-1]
+        if radius - last > NEAR * abs(last - before):
+            steps.begin(radius / last * new)
+            steps.taken = (steps.turned - steps.values * steps.z) / steps.penalty
+        else:
+            steps.begin(new + step_ahead(before, last, radius) * (new - old))
 
     def _look_free(self, radius: float) -> tuple[float, float]:
         """F and the gap at the free minimum: E is the gradient there, which the ridge leaves."""
@@ -210,4 +221,4 @@ class LeastSquares:
 
 def step_ahead(before: float, last: float, radius: float) -> float:
     """How far to go on from two radii to the next, in units of the step between them, but not too far."""
-    return min((radius - last) / (last - before), 2.0) if last > before else 0.0
+    return min((radius - last) / (last - before), FARTHEST) if last > before else 0.0
