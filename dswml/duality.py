@@ -26,6 +26,7 @@ basis U: then the first formula is used for G - E0 in place of G, with what E an
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -163,7 +164,7 @@ class GapBound:
         left, right = left[:, :count], right[:, :count]
         lefts = u.T @ left
         overlaps = -np.einsum("ij,ij->j", lefts, mt.T @ right)
-        solved = _solve_lower(self.factor, left) if self.factor.size else left[:0]
+        solved = self._solve_lower(left) if self.factor.size else left[:0]
         inverses = np.einsum("ij,ij->j", solved, solved)
         rest = float(values[count:].max(initial=0.0))
         if residual is None:
@@ -207,18 +208,23 @@ class GapBound:
         expected = np.maximum(overlaps + 2 * costs * (values - level), 0.0)
         return max(min(plain, tight), 0.0), expected
 
+    @cached_property
+    def _corners(self) -> list[Array]:
+        """Inverses of the blocks on the diagonal of the factor."""
+        starts = range(0, len(self.factor), SOLVED_ROWS)
+        return [np.linalg.inv(self.factor[a : a + SOLVED_ROWS, a : a + SOLVED_ROWS]) for a in starts]
+
+    def _solve_lower(self, right: Array) -> Array:
+        """Solve with the factor by blocks: SciPy's solver would keep other threads from running."""
+        out = np.empty(right.shape)
+        for number, corner in enumerate(self._corners):
+            first = number * SOLVED_ROWS
+            rows = slice(first, first + SOLVED_ROWS)
+            out[rows] = corner @ (right[rows] - self.factor[rows, :first] @ out[:first])
+        return out
+
 
 def ridge(square: Array, dtype: str) -> float:
     """What is added to the diagonal of X^T X before its inverse is used."""
     share = max(RIDGE / max(len(square), 1), ROUNDINGS * float(np.finfo(dtype).eps))
     return share * float(np.trace(square))
-
-
-def _solve_lower(factor: Array, right: Array) -> Array:
-    """Solve a lower triangular system by blocks: SciPy's solver would keep other threads from running."""
-    out = right.copy()
-    for first in range(0, len(factor), SOLVED_ROWS):
-        rows = slice(first, first + SOLVED_ROWS)
-        rest = out[rows] - factor[rows, :first] @ out[:first]
-        out[rows] = np.linalg.solve(factor[rows, rows], rest)
-    return out

@@ -17,6 +17,7 @@ is at hand after every step for the price of a sum of squares.
 
 from __future__ import annotations
 
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -90,28 +91,46 @@ class LeastSquares:
         self.spectrum = spectrum
         # None where the last solution is that without the ball.
         self.steps: Splitting | None = None
-        self.free = np.zeros_like(cross)
-        self.free_norm = 0.0
         self._behind: list[tuple[float, Array]] = []
-        if self.ridge > 0:
-            self._find_free()
+        free = self.free if spectrum is None else self._free_in(spectrum)
+        squares = np.linalg.eigvalsh(free @ free.T)
+        #: Nuclear norm of the minimum without the ball.
+        self.free_norm = float(np.sqrt(np.maximum(squares, 0)).sum())
 
-    def _find_free(self) -> None:
-        """Minimise F without the ball; find its nuclear norm."""
+    @cached_property
+    def turned(self) -> Array:
+        """Y^T X in the eigenvectors of G."""
+        if self.spectrum is None:
+            self.spectrum = Spectrum.of(self.square)
+        turned: Array = self.cross @ self.spectrum.vectors
+        return turned
+
+    def _free_in(self, spectrum: Spectrum) -> Array:
+        """The minimum without the ball in the eigenvectors of G; nothing where G is nothing."""
+        if self.ridge <= 0:
+            return np.zeros_like(self.cross)
+        minimum: Array = self.turned / (spectrum.values + self.ridge)
+        return minimum
+
+    @cached_property
+    def free(self) -> Array:
+        """Transpose of the minimum without the ball."""
+        if self.spectrum is not None:
+            return self._turned_back(self._free_in(self.spectrum))
+        if self.ridge <= 0:
+            return np.zeros_like(self.cross)
         ridged = self.square.copy()
         ridged.flat[:: len(ridged) + 1] += self.ridge
         # Columns first, as LAPACK has them: it is the same matrix, without copies.
         factor = scipy.linalg.cho_factor(ridged.T, overwrite_a=True, check_finite=False)
-        self.free = scipy.linalg.cho_solve(factor, self.cross.T, check_finite=False).T
-        squares = np.linalg.eigvalsh(self.free @ self.free.T)
-        self.free_norm = float(np.sqrt(np.maximum(squares, 0)).sum())
+        free: Array = scipy.linalg.cho_solve(factor, self.cross.T, check_finite=False).T
+        return free
 
     def _begin(self) -> Splitting:
         """Go over to the eigenvectors of G, and begin at W = 0."""
-        if self.spectrum is None:
-            self.spectrum = Spectrum.of(self.square)
-        values, nothing = self.spectrum.values, np.zeros_like(self.cross)
-        turned = self.cross @ self.spectrum.vectors
+        turned, nothing = self.turned, np.zeros_like(self.cross)
+        assert self.spectrum is not None
+        values = self.spectrum.values
         return Splitting(values, turned, nothing, turned, usual_penalty(values))
 
     def solve(self, radius: float, tol: float, floor: float = 0.0) -> tuple[float, float]:

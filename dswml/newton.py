@@ -27,7 +27,7 @@ STEPS = 3
 #: Vectors span what a frame of theirs spans but for parts shorter than this.
 COMMON = 0.1
 #: Directions are left out that hold no more than this share of all changes, as a sum of squares.
-TAIL = 0.005
+TAIL = 0.003
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,10 @@ Array = npt.NDArray[Any]
 Partial = dict[str, Array]
 
 
+#: Sums over rows of a partial, by name; all but the first two need propensities.
+SUMS = ("recall_gain", "ndcg", "ps_gain", "ps_best_gain", "psndcg", "psndcg_best")
+
+
 def inverse_propensities(label_counts: Array, n_rows: int, a: float = 0.55, b: float = 1.5) -> Array:
     """Return 1 / p_l = 1 + (ln N - 1) (b + 1)^a (N_l + b)^-a of all labels (Jain et al. 2016).
 
@@ -112,6 +116,14 @@ def ranking_block(
         )
     top = np.ascontiguousarray(top, dtype=np.int64)
     depth = top.shape[1]
+    weights = np.zeros(0)
+    if inverse_propensity is not None:
+        weights = np.asarray(inverse_propensity, dtype=np.float64)
+        if weights.shape != (n_labels,):
+            raise UsageError(
+                f"the inverse propensities have shape {weights.shape}, but there are {n_labels} labels: "
+                "give one for each label"
+            )
     hit = np.zeros((n_rows, depth), dtype=np.bool_)
     wrong = _mark_hits(labels.indptr, labels.indices, top, n_labels, hit)
     if wrong >= 0:
@@ -120,31 +132,15 @@ def ranking_block(
             f"the ranking of row {row} of the block has label {top[row, place]} at place {place + 1}: "
             f"labels must be different and between 0 and {n_labels - 1}, or -1 for none"
         )
-    counts = np.diff(labels.indptr).astype(np.int64)
-    some = counts > 0
+    discount = 1 / np.log2(np.arange(2, depth + 2))
+    sums = np.zeros((len(SUMS) if inverse_propensity is not None else 2, depth))
+    _add_rows(labels.indptr, labels.indices, top, hit, weights, discount, np.cumsum(discount), sums)
     out: Partial = {
         "n_rows": np.array(n_rows, dtype=np.int64),
-        "rows_without_label": np.array(n_rows - np.count_nonzero(some), dtype=np.int64),
+        "rows_without_label": np.array(np.count_nonzero(np.diff(labels.indptr) == 0), dtype=np.int64),
         "hits": hit.sum(axis=0, dtype=np.int64),
-        "recall_gain": (hit[some] / counts[some, None]).sum(axis=0),
+        **dict(zip(SUMS, sums, strict=False)),
     }
-    discount = 1 / np.log2(np.arange(2, depth + 2))
-    ideal = np.cumsum(discount)[np.minimum(counts[some, None], np.arange(1, depth + 1)) - 1]
-    out["ndcg"] = (np.cumsum(hit[some] * discount, axis=1) / ideal).sum(axis=0)
-    if inverse_propensity is not None:
-        weights = np.asarray(inverse_propensity, dtype=np.float64)
-        if weights.shape != (n_labels,):
-            raise UsageError(
-                f"the inverse propensities have shape {weights.shape}, but there are {n_labels} labels: "
-                "give one for each label"
-            )
-        gain = np.where(hit, weights[np.where(hit, top, 0)], 0.0) if n_labels else np.zeros(hit.shape)
-        best = np.zeros((n_rows, depth))
-        _best_gains(labels.indptr, labels.indices, weights, best)
-        out["ps_gain"] = gain.sum(axis=0)
-        out["ps_best_gain"] = best.sum(axis=0)
-        out["psndcg"] = (np.cumsum(gain[some] * discount, axis=1) / ideal).sum(axis=0)
-        out["psndcg_best"] = (np.cumsum(best[some] * discount, axis=1) / ideal).sum(axis=0)
     if coverage:
         place = np.broadcast_to(np.arange(depth), hit.shape)[hit]
         flat = np.bincount(top[hit] * depth + place, minlength=n_labels * depth)
@@ -317,17 +313,52 @@ def _mark_hits(indptr: Array, indices: Array, top: Array, n_labels: int, hit: Ar
 
 
 @compiled
-def _best_gains(indptr: Array, indices: Array, weights: Array, best: Array) -> None:
-    """Put the largest weights of every row's active labels in descending order."""
-    depth = best.shape[1]
-    for i in range(best.shape[0]):
-        for entry in range(indptr[i], indptr[i + 1]):
-            weight = weights[indices[entry]]
-            taken = entry - indptr[i]
-            place = min(taken, depth)
-            while place > 0 and weight > best[i, place - 1]:
-                place -= 1
-            if place < depth:
-                for later in range(min(taken, depth - 1), place, -1):
-                    best[i, later] = best[i, later - 1]
-                best[i, place] = weight
+def _add_rows(
+    indptr: Array,
+    indices: Array,
+    top: Array,
+    hit: Array,
+    weights: Array,
+    discount: Array,
+    ideal: Array,
+    sums: Array,
+) -> None:
+    """Add what each row with active labels contributes to the `SUMS` at every k."""
+    depth = top.shape[1]
+    best = np.zeros(depth)
+    for i in range(top.shape[0]):
+        count = indptr[i + 1] - indptr[i]
+        if count == 0:
+            continue
+        if weights.size:
+            _best_gains(indices[indptr[i] : indptr[i + 1]], weights, best)
+        gain = weighted = weighted_best = 0.0
+        for j in range(depth):
+            most = ideal[min(j + 1, count) - 1]
+            gain += hit[i, j] * discount[j]
+            sums[0, j] += hit[i, j] / count
+            sums[1, j] += gain / most
+            if weights.size:
+                own = weights[top[i, j]] if hit[i, j] else 0.0
+                weighted += own * discount[j]
+                weighted_best += best[j] * discount[j]
+                sums[2, j] += own
+                sums[3, j] += best[j]
+                sums[4, j] += weighted / most
+                sums[5, j] += weighted_best / most
+
+
+@compiled
+def _best_gains(active: Array, weights: Array, best: Array) -> None:
+    """Put the largest weights of a row's active labels in descending order."""
+    depth = best.size
+    best[:] = 0
+    for taken in range(active.size):
+        weight = weights[active[taken]]
+        place = min(taken, depth)
+        while place > 0 and weight > best[place - 1]:
+            place -= 1
+        if place < depth:
+            for later in range(min(taken, depth - 1), place, -1):
+                best[later] = best[later - 1]
+            best[place] = weight

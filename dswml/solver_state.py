@@ -156,8 +156,7 @@ def restore_search(search: Search, state: Values) -> int:
             values, vectors = (state[prefix + name] for name in STEPS)
             if vectors.shape != bound.factor.shape:
                 raise DataError(f"the vectors in the checkpoint are not of {problem.n_features} features")
-            search.curvatures[number] = Curvature(bound, NewtonSteps(values, vectors, problem.n_rows))
-    search.give_curvatures()
+            search.give_curvature(number, Curvature(bound, NewtonSteps(values, vectors, problem.n_rows)))
     for number, path in enumerate(search.paths):
         prefix = f"path {number} "
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

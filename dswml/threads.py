@@ -74,9 +74,8 @@ class Threads:
         self._filling.clear()
 
     def _fill(self, asked: Sequence[Future[Any]], count: int) -> None:
-        """Let some threads do what was put off, a piece at a time, until what was asked for is done."""
-        if self._later:
-            self._filling += [self._pool.submit(self._go_on, asked) for _ in range(count)]
+        """Let some threads do what is put off, a piece at a time, until what was asked for is done."""
+        self._filling += [self._pool.submit(self._go_on, asked) for _ in range(count)]
 
     def _go_on(self, asked: Sequence[Future[Any]]) -> None:
         while not all(each.done() for each in asked):

@@ -39,7 +39,6 @@ from .problem import Problem
 from .search_plan import RESULTS_SHARE, SearchPlan, plan_search, planned_path
 from .search_table import GridPoint, Tuned
 from .solver_state import restore_search, search_state
-from .splitting import Spectrum
 from .stored import Dataset
 from .stratify import stratified_folds
 from .sweep import Partial, Sweep, combine, sweep_block_together
@@ -280,29 +279,31 @@ class Search:
         firsts = [paths[0] for paths in self.by_fold]
         requests = [path.problem.request(None, square=self.plan.small, cross=True) for path in firsts]
         sums = self.read(firsts, requests)
-        spectra: list[Spectrum | None] = [None for _ in firsts]
-        if any(isinstance(path, NewtonPath) for path in self.paths):
-            made = self.threads.map(_curvature_of, firsts, sums)
-            self.curvatures, spectra = [each for each, _ in made], [each for _, each in made]
-        self.give_curvatures()
-        others = []
-        for paths, spectrum, own in zip(self.by_fold, spectra, sums, strict=True):
-            for path in paths:
-                if isinstance(path, PlainPath):  # which reads no more, and can be solved meanwhile
-                    path.take(own["square"], own["cross"], spectrum)
-                    self.threads.put_off(path.solve_next)
-                else:
-                    others.append((path, own["cross"]))
-        self.threads.map(lambda pair: pair[0].begin(pair[1]), others)
+        self.threads.map(self.begin_fold, range(len(sums)), sums)
         if self.journal is not None:  # whose states have these paths solved
             self.threads.finish()
 
-    def give_curvatures(self) -> None:
+    def begin_fold(self, number: int, sums: Partial) -> None:
+        """Look at W = 0 on all paths of a fold."""
+        paths, spectrum = self.by_fold[number], None
+        if any(isinstance(path, NewtonPath) for path in paths):
+            problem = paths[0].problem
+            curvature, spectrum = Curvature.of(sums["square"], problem.n_rows, problem.source.dtype)
+            self.give_curvature(number, curvature)
+        plain = [path for path in paths if isinstance(path, PlainPath)]
+        for path in plain:  # which read no more, and can be solved meanwhile
+            path.take(sums["square"], sums["cross"], spectrum)
+            self.threads.put_off(path.solve_next)
+        for other in paths:
+            if other not in plain:
+                other.begin(sums["cross"])
+
+    def give_curvature(self, number: int, curvature: Curvature) -> None:
         """Let the paths of a fold know its curvature."""
-        for paths, curvature in zip(self.by_fold, self.curvatures, strict=True):
-            for path in paths:
-                if isinstance(path, NewtonPath) and curvature is not None:
-                    path.curvature = curvature
+        self.curvatures[number] = curvature
+        for path in self.by_fold[number]:
+            if isinstance(path, NewtonPath):
+                path.curvature = curvature
 
     def look(self, iteration: int) -> None:
         """One read: the gradient at every open point, or its product with a block."""
@@ -377,10 +378,6 @@ class Search:
             )
             for at, (radius, weight, p0) in enumerate(grid)
         ]
-
-
-def _curvature_of(path: Path, sums: Partial) -> tuple[Curvature, Spectrum]:
-    return Curvature.of(sums["square"], path.problem.n_rows, path.problem.source.dtype)
 
 
 def _count_labels(block: RowBlock, sources: tuple[BlockSource, ...]) -> Partial:
