@@ -226,7 +226,8 @@ def _cells(edges: Array) -> tuple[Array, float, float]:
     # Python's numbers: a width that overflows, or whose inverse does, is no error but means one cell.
     width = float(edges[-1]) - float(edges[0])
     step = width / (edges.size - 1) if width > 0 else 1.0
-    if math.frexp(step)[0] == 0.5 and np.array_equal(edges - edges[0], np.arange(edges.size) * step):
+    power_of_two = math.frexp(step)[0] == 0.5 and math.isfinite(1 / step)
+    if power_of_two and np.array_equal(edges - edges[0], np.arange(edges.size) * step):
         return np.zeros(0, dtype=np.int64), 1 / step, step
     scale = number / width if width > 0 else 0.0
     scale = scale if math.isfinite(scale) else 0.0

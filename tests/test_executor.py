@@ -26,6 +26,7 @@ from dswml.executor import (
     lent_results,
     needs_of,
     one_blas_thread,
+    share_out,
     tree_combine,
 )
 from dswml.placement import place
@@ -244,6 +245,44 @@ def test_a_task_knows_which_item_its_thread_will_likely_get_next(threads: int) -
     with expecting("this"):
         assert following_item() == "this"
     assert following_item() is None
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("count", [1, 3, 9])
+def test_parts_of_items_come_back_in_their_order(threads: int, count: int) -> None:
+    def squares(item: int, payload: Any) -> list[int]:
+        return share_out(lambda part: part**2, [10 * item + part for part in range(5)])
+
+    with InProcessExecutor(threads) as executor:
+        found = executor.map(squares, range(count))
+    assert found == [[(10 * item + part) ** 2 for part in range(5)] for item in range(count)]
+    assert share_out(abs, [-1, 2]) == [1, 2]
+
+
+def test_a_thread_without_an_item_helps_with_the_parts_of_another() -> None:
+    both = threading.Barrier(2)
+
+    def meet(part: int) -> str:
+        both.wait(60.0)
+        return f"{part} before {following_item()}"
+
+    with InProcessExecutor(2) as executor, expecting("nothing"):
+        found = executor.map(lambda item, payload: share_out(meet, [1, 2]), ["item"])
+    assert found == [["1 before None", "2 before None"]]
+
+
+@pytest.mark.parametrize("part", range(4))
+def test_an_error_in_a_part_is_that_of_the_item(part: int) -> None:
+    def refuse(number: int) -> int:
+        if number == part:
+            raise DataError(f"part {number} is bad")
+        time.sleep(0.001)
+        return number
+
+    with InProcessExecutor(2) as executor:
+        with pytest.raises(DataError, match=f"part {part} is bad"):
+            executor.map(lambda item, payload: share_out(refuse, range(4)), ["item"])
+        assert executor.map(lambda item, payload: share_out(abs, [-3, 4]), ["item"]) == [[3, 4]]
 
 
 workers = st.dictionaries(st.sampled_from("abcdefgh"), st.integers(1, 4), min_size=1)

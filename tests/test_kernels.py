@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from dswml import kernels
+from dswml import features, kernels
 
 Array = NDArray[Any]
 
@@ -60,6 +60,15 @@ def test_a_slice_of_row_starts_multiplies_those_rows() -> None:
     out = np.zeros((7, 4))
     kernels.csr_transpose_times_dense(a.indptr[3:9], a.indices, a.data, left, out)
     np.testing.assert_allclose(out, a.toarray()[3:8].T @ left, atol=1e-13)
+
+
+@in_both_types
+def test_some_rows_are_those_rows(dtype: Any) -> None:
+    a = sparse(0, (13, 7), dtype)
+    for rows in (np.array([1, 4, 11, 12]), np.arange(13), np.zeros(0, dtype=np.int64)):
+        some = features.some_rows(a, rows)
+        assert (some.dtype, some.indices.dtype) == (a.dtype, a.indices.dtype)
+        np.testing.assert_array_equal(some.toarray(), a.toarray()[rows])
 
 
 @in_both_types

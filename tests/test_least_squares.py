@@ -14,6 +14,7 @@ from dswml.executor import InProcessExecutor
 from dswml.frank_wolfe import Options, Solution
 from dswml.least_squares import LeastSquares
 from dswml.sources import as_dataset
+from dswml.splitting import Spectrum
 from dswml.training import Parameters, train
 
 Array = NDArray[np.float64]
@@ -72,6 +73,23 @@ def test_a_radius_may_begin_where_another_ended() -> None:
         there, _ = along.solve(radius, tol=1e-9)
         alone, _ = dense_problem(x, y).solve(radius, tol=1e-9)
         assert there == pytest.approx(alone, rel=1e-8)
+
+
+@pytest.mark.parametrize("known", [False, True])
+def test_a_path_of_radii_near_and_far_is_that_of_single_ones(known: bool) -> None:
+    x, y = planted(200, 12, 7)
+    square = x.T @ x
+    along = LeastSquares(
+        square, y.T @ x, len(x), int(y.sum()), spectrum=Spectrum.of(square) if known else None
+    )
+    for radius in (0.05, 0.2, 3.0, 4.0, 5.0, 30.0, 1e4):
+        there, gap = along.solve(radius, tol=1e-9)
+        alone, _ = dense_problem(x, y).solve(radius, tol=1e-9)
+        assert there == pytest.approx(alone, rel=1e-8)
+        u, mt = along.factors()
+        assert there == pytest.approx(objective(x, y, u @ mt.T, 0.5), rel=1e-9)
+        assert gap <= 1e-9 * there
+    assert along.free == pytest.approx(np.linalg.lstsq(x, y, rcond=None)[0].T, abs=1e-6)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.9, 2.0])

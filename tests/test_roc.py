@@ -59,9 +59,12 @@ def test_scores_are_counted_in_the_bin_where_they_lie(
         [-1e308, 1e308],
         [0.0, 5e-324],
         [0.0, 5e-324, 1.0],
+        [0.0, 5e-324, 1e-323],
         [-1e300, 0.0, 1e-300, 2e-300, 1e300],
         np.cumsum(np.geomspace(1e-12, 1, 300)),
         np.linspace(-1, 1, 1001),
+        np.linspace(-1, 1, 1025),
+        np.linspace(0.1, 1.1, 129),
     ],
 )
 def test_bins_are_right_for_edges_of_any_scale(edges: list[float]) -> None:

@@ -202,7 +202,9 @@ def test_a_sweep_reads_a_block_of_features_once_whatever_is_asked() -> None:
         assert sorted(rows.reads) == [(0, 20), (20, N)]
 
 
-def test_further_points_are_evaluated_in_the_same_read() -> None:
+@pytest.mark.parametrize("gain", [0, 10**6])
+def test_further_points_are_evaluated_in_the_same_read(gain: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sweep, "MATMUL_GAIN", gain)  # M is turned, or Z
     x, y = data()
     rng = np.random.default_rng(0)
     with a_problem(x, y, p0=P0, cuts=(20,)) as problem:

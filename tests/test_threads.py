@@ -32,6 +32,18 @@ def test_an_idle_thread_does_what_was_put_off(done: threading.Event, step: Calla
         assert threads.map(done.wait, [60.0]) == [True]
 
 
+def test_also_what_is_put_off_meanwhile(done: threading.Event, step: Callable[[], bool]) -> None:
+    with Threads(2) as threads:
+
+        def put_off(wait: bool) -> bool:
+            if wait:
+                return done.wait(60.0)
+            threads.put_off(step)
+            return True
+
+        assert threads.map(put_off, [True, False]) == [True, True]
+
+
 def test_so_it_does_while_a_call_waits_for_others(done: threading.Event, step: Callable[[], bool]) -> None:
     with Threads(1) as threads:
         threads.put_off(step)
