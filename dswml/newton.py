@@ -23,7 +23,7 @@ __all__ = ["Curvature", "NewtonSteps", "Place", "ahead", "frame_of"]
 Array = npt.NDArray[Any]
 
 #: Alternating steps; more of them do not improve the directions.
-STEPS = 3
+STEPS = 2
 #: Vectors span what a frame of theirs spans but for parts shorter than this.
 COMMON = 0.1
 #: Directions are left out that hold no more than this share of all changes, as a sum of squares.

@@ -68,10 +68,11 @@ class Threads:
 
     def finish(self) -> None:
         """Do all that was put off."""
-        self._fill([Future()], self.count)
-        for each in self._filling:
-            each.result()
-        self._filling.clear()
+        while self._later or self._filling:
+            self._fill([Future()], self.count)
+            for each in self._filling:
+                each.result()
+            self._filling.clear()  # whose last pieces may have been put off again meanwhile
 
     def _fill(self, asked: Sequence[Future[Any]], count: int) -> None:
         """Let some threads do what is put off, a piece at a time, until what was asked for is done."""

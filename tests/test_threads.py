@@ -69,6 +69,24 @@ def test_everything_is_done_in_the_end_piece_by_piece(count: int) -> None:
         assert [each for each in order if each[0] == name] == [f"{name}{number}" for number in range(5)]
 
 
+def test_the_end_waits_for_pieces_that_follow_one_under_way() -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    pieces = [1, 2, 3]
+
+    def step() -> bool:
+        begun.set()
+        go_on.wait(60.0)
+        pieces.pop()
+        return bool(pieces)
+
+    with Threads(2) as threads:
+        threads.put_off(step)
+        threads.map(begun.wait, [60.0])
+        threading.Timer(0.2, go_on.set).start()  # when nothing else is left to be done
+        threads.finish()
+        assert not pieces
+
+
 def test_an_error_in_what_was_put_off_is_met_in_the_end() -> None:
     with Threads(2) as threads:
         threads.put_off(lambda: 1 // 0 > 0)
