@@ -250,7 +250,7 @@ def _edges_before(edges: Array, scale: float, number: int) -> Array:
 
 @compiled
 def _regular_bins(scores: Array, edges: Array, scale: float, step: float, out: Array) -> int:
-    """The same for edges at equal distances, without a branch."""
+    """What `_bins` does, for edges at equal distances and without a branch."""
     lowest, last = edges[0], float(edges.size - 1)
     unknown = 0
     for j in range(scores.size):
