@@ -226,12 +226,12 @@ def following_item() -> Any:
     return _following.get(None)
 
 
-#: The threads of the executor that runs this item, and their number.
+#: The threads of the executor that runs this item or adds up results, and their number.
 _threads: ContextVar[tuple[ThreadPoolExecutor, int] | None] = ContextVar("threads", default=None)
 
 
 def share_out(function: Callable[[T], R], parts: Sequence[T]) -> list[R]:
-    """Return ``[function(part) for part in parts]`` of an item, with the help of threads that have none.
+    """Return ``[function(part) for part in parts]`` of an item, or of a sum, with the help of idle threads.
 
     Whoever calls works on the parts too and waits for nothing but those that others have begun, so that
     it never depends on a thread being free. On a Dask worker there is no help.
@@ -378,10 +378,14 @@ class InProcessExecutor(Executor):
                     future.cancel()
 
     def _call(self, function: Function[R], item: Any, following: Any, arguments: tuple[Any, ...]) -> R:
+        with expecting(following):
+            return self._helped(function, item, *arguments)
+
+    def _helped(self, function: Callable[..., R], *arguments: Any) -> R:
+        """Call a function that may share out its parts."""
         token = _threads.set((self._pool, self.n_slots) if self.n_slots > 1 else None)
         try:
-            with expecting(following):
-                return function(item, *arguments)
+            return function(*arguments)
         finally:
             _threads.reset(token)
 
@@ -409,7 +413,7 @@ class InProcessExecutor(Executor):
         results: Iterator[R] = self._stream(function, items, (payload, *values), None)
         if on_result is not None:
             results = _counted(results, on_result)
-        return tree_combine(results, combine)
+        return tree_combine(results, lambda some: self._helped(combine, some))
 
     def homes(self, count: int, before: Sequence[str] = ()) -> tuple[str, ...]:
         return ("",) * count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -58,18 +59,20 @@ class Features:
         self.n_rows, self.n_features = matrix.shape
         self.sparse = sp.issparse(matrix)
         if self.sparse:
-            self.indptr, self.indices, self.data = matrix.indptr, matrix.indices, matrix.data
-            self.nbytes = self.indptr.nbytes + self.indices.nbytes + self.data.nbytes
+            self.starts, self.ends = matrix.indptr[:-1], matrix.indptr[1:]
+            self.indices, self.data = matrix.indices, matrix.data
+            self.nbytes = matrix.indptr.nbytes + self.indices.nbytes + self.data.nbytes
         else:
             self.dense = np.ascontiguousarray(matrix, dtype=dtype)
             self.nbytes = self.dense.nbytes
 
     def subset(self, rows: Array) -> Features:
-        """Return some of the rows."""
+        """Return some of the rows; sparse ones share their entries."""
         if not self.sparse:
             return Features(self.dense[rows], self.dtype)
-        whole = sp.csr_array((self.data, self.indices, self.indptr), shape=(self.n_rows, self.n_features))
-        return Features(some_rows(whole, rows), self.dtype)
+        some = copy(self)
+        some.starts, some.ends, some.n_rows = self.starts[rows], self.ends[rows], rows.size
+        return some
 
     def times(self, right: Array) -> Array:
         """``X_b @ right``."""
@@ -78,17 +81,16 @@ class Features:
             product: Array = self.dense @ right
             return product
         out = np.empty((self.n_rows, right.shape[1]), dtype=self.dtype)
-        kernels.csr_times_dense(self.indptr, self.indices, self.data, right, out)
+        kernels.csr_times_dense(self.starts, self.ends, self.indices, self.data, right, out)
         return out
 
     def transpose_times(self, left: Array, start: int = 0) -> Array:
         """``X_b[start:start + len(left)].T @ left`` in float64."""
         out = np.zeros((self.n_features, left.shape[1]))
         if self.sparse:
-            indptr = self.indptr[start : start + len(left) + 1]
-            kernels.csr_transpose_times_dense(
-                indptr, self.indices, self.data, np.ascontiguousarray(left, dtype=np.float64), out
-            )
+            starts, ends = (each[start : start + len(left)] for each in (self.starts, self.ends))
+            left = np.ascontiguousarray(left, dtype=np.float64)
+            kernels.csr_transpose_times_dense(starts, ends, self.indices, self.data, left, out)
             return out
         left = left.astype(self.dtype, copy=False)
         for first in range(0, len(left), PIECE_ROWS):
@@ -101,7 +103,7 @@ class Features:
         """``X_b.T @ X_b`` in float64."""
         out = np.zeros((self.n_features, self.n_features))
         if self.sparse:
-            kernels.csr_square(self.indptr, self.indices, self.data, out)
+            kernels.csr_square(self.starts, self.ends, self.indices, self.data, out)
             return out
         for first in range(0, self.n_rows, PIECE_ROWS):
             piece = self.dense[first : first + PIECE_ROWS]
@@ -112,9 +114,8 @@ class Features:
         """``(X_b.T @ E).T``, labels x features, for each E with the pattern of ``labels`` and such values."""
         if self.sparse:
             out = np.zeros((len(values), labels.shape[1], self.n_features))
-            kernels.csr_transpose_times_labels(
-                self.indptr, self.indices, self.data, labels.indptr, labels.indices, np.stack(values), out
-            )
+            rows = self.starts, self.ends, self.indices, self.data
+            kernels.csr_transpose_times_labels(*rows, labels.indptr, labels.indices, np.stack(values), out)
             return list(out)
         return [self._dense_transpose_times_labels(labels, each) for each in values]
 

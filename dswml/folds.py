@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ __all__ = ["Fold", "fold_of_rows"]
 Array = npt.NDArray[Any]
 
 
+@lru_cache(maxsize=4)  # of the blocks at hand, for all folds
 def fold_of_rows(start: int, stop: int, n_folds: int, seed: int) -> Array:
     """Return the fold of the rows [start, stop), by SplitMix64 of the row's number and the seed.
 
@@ -29,7 +31,9 @@ def fold_of_rows(start: int, stop: int, n_folds: int, seed: int) -> Array:
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         mixed ^= mixed >> np.uint64(31)
-    return (mixed % np.uint64(n_folds)).astype(np.int64)
+    folds = (mixed % np.uint64(n_folds)).astype(np.int64)
+    folds.flags.writeable = False  # others are given the same
+    return folds
 
 
 @dataclass(frozen=True)

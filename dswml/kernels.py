@@ -1,7 +1,8 @@
 """Loops over sparse rows that decide the speed of everything which is not a matrix product.
 
 All of them release the interpreter lock, run on one thread and add in a fixed order, so
-the same inputs give the same bits. ``indptr``/``indices`` are one block of a CSR matrix.
+the same inputs give the same bits. ``indptr``/``indices`` are one block of a CSR matrix; with ``starts``
+and ``ends`` in place of ``indptr`` they may be some rows of one, in any order.
 """
 
 from __future__ import annotations
@@ -57,13 +58,15 @@ def active_scores(indptr: Array, indices: Array, z: Array, mt: Array, scores: Ar
 
 
 @_compiled
-def csr_times_dense(indptr: Array, indices: Array, data: Array, dense: Array, out: Array) -> None:
-    """``out = A @ dense`` for a CSR block A."""
+def csr_times_dense(
+    starts: Array, ends: Array, indices: Array, data: Array, dense: Array, out: Array
+) -> None:
+    """``out = A @ dense`` for rows A."""
     width = dense.shape[1]
-    for i in range(indptr.size - 1):
+    for i in range(starts.size):
         for a in range(width):
             out[i, a] = 0
-        for k in range(indptr[i], indptr[i + 1]):
+        for k in range(starts[i], ends[i]):
             column = indices[k]
             value = data[k]
             for a in range(width):
@@ -71,11 +74,13 @@ def csr_times_dense(indptr: Array, indices: Array, data: Array, dense: Array, ou
 
 
 @_compiled
-def csr_transpose_times_dense(indptr: Array, indices: Array, data: Array, dense: Array, out: Array) -> None:
-    """``out += A.T @ dense`` for a CSR block A."""
+def csr_transpose_times_dense(
+    starts: Array, ends: Array, indices: Array, data: Array, dense: Array, out: Array
+) -> None:
+    """``out += A.T @ dense`` for rows A."""
     width = dense.shape[1]
-    for i in range(indptr.size - 1):
-        for k in range(indptr[i], indptr[i + 1]):
+    for i in range(starts.size):
+        for k in range(starts[i], ends[i]):
             column = indices[k]
             value = data[k]
             for a in range(width):
@@ -83,32 +88,33 @@ def csr_transpose_times_dense(indptr: Array, indices: Array, data: Array, dense:
 
 
 @_compiled
-def csr_square(indptr: Array, indices: Array, data: Array, out: Array) -> None:
-    """``out = A.T @ A`` for a CSR block A, every pair of a row's entries once, given zeros.
+def csr_square(starts: Array, ends: Array, indices: Array, data: Array, out: Array) -> None:
+    """``out = A.T @ A`` for rows A, every pair of a row's entries once, given zeros.
 
     Column by column, so that what is added to stays in the processor's cache.
     """
-    side, begin, size = len(out), indptr[0], indptr[-1] - indptr[0]
-    starts = np.zeros(side + 1, dtype=np.int64)
-    for k in range(begin, begin + size):
-        starts[indices[k] + 1] += 1
+    side, size = len(out), (ends - starts).sum()
+    places = np.zeros(side + 1, dtype=np.int64)
+    for i in range(starts.size):
+        for k in range(starts[i], ends[i]):
+            places[indices[k] + 1] += 1
     for a in range(side):
-        starts[a + 1] += starts[a]
-    entries, ends = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
-    for i in range(indptr.size - 1):
-        for k in range(indptr[i], indptr[i + 1]):
-            at = starts[indices[k]]
-            entries[at], ends[at] = k, indptr[i + 1]
-            starts[indices[k]] = at + 1
+        places[a + 1] += places[a]
+    entries, stops = np.empty(size, dtype=np.int64), np.empty(size, dtype=np.int64)
+    for i in range(starts.size):
+        for k in range(starts[i], ends[i]):
+            at = places[indices[k]]
+            entries[at], stops[at] = k, ends[i]
+            places[indices[k]] = at + 1
     first = 0
     for a in range(side):
         line = out[a]
-        for at in range(first, starts[a]):
+        for at in range(first, places[a]):
             value = np.float64(data[entries[at]])
             line[a] += value * value / 2
-            for j in range(entries[at] + 1, ends[at]):
+            for j in range(entries[at] + 1, stops[at]):
                 line[indices[j]] += value * data[j]
-        first = starts[a]
+        first = places[a]
     for top in range(0, side, TILE):
         for left in range(0, top + 1, TILE):
             for a in range(top, min(top + TILE, side)):
@@ -119,7 +125,8 @@ def csr_square(indptr: Array, indices: Array, data: Array, out: Array) -> None:
 
 @_compiled
 def csr_transpose_times_labels(
-    x_indptr: Array,
+    x_starts: Array,
+    x_ends: Array,
     x_indices: Array,
     x_data: Array,
     indptr: Array,
@@ -127,13 +134,13 @@ def csr_transpose_times_labels(
     values: Array,
     out: Array,
 ) -> None:
-    """``out[p] += (X.T @ E_p).T`` (labels x features) for CSR blocks X and E_p of one pattern."""
+    """``out[p] += (X.T @ E_p).T`` (labels x features) for rows X and CSR blocks E_p of one pattern."""
     for i in range(indptr.size - 1):
         for k in range(indptr[i], indptr[i + 1]):
             for point in range(len(values)):
                 line = out[point, indices[k]]
                 value = values[point, k]
-                for j in range(x_indptr[i], x_indptr[i + 1]):
+                for j in range(x_starts[i], x_ends[i]):
                     line[x_indices[j]] += value * x_data[j]
 
 

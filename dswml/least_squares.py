@@ -187,7 +187,7 @@ class LeastSquares:
         _, gap = self._look(steps, radius)
         if found.gap >= gap:
             return None
-        steps.z, steps.taken, steps.left = found.mt, np.zeros_like(found.mt), None
+        steps.z, steps.taken, steps.factors = found.mt, np.zeros_like(found.mt), None
         return self._look(steps, radius)[0], found.gap
 
     def _look(self, steps: Splitting, radius: float) -> tuple[float, float]:
@@ -225,17 +225,19 @@ class LeastSquares:
 
     def factors(self) -> tuple[Array, Array]:
         """U (D x k) and M^T (L x k) of the last solution W = U M."""
-        z, left = (self.free, None) if self.steps is None else (self.steps.z, self.steps.left)
-        if left is None:
-            _, left = np.linalg.eigh(z @ z.T)
-        right = left.T @ z
+        left, right = (None if self.steps is None else self.steps.factors) or self._singular_factors()
         sizes = np.linalg.norm(right, axis=1)
-        kept = sizes > np.finfo(float).eps * sizes.max(initial=0.0)
-        left, right, sizes = left[:, kept], right[kept], sizes[kept]
-        u = right / sizes[:, None]
-        u = u if self.steps is None else self._turned_back(u)
         mt = left * sizes
+        weights = np.linalg.norm(mt, axis=0)
+        kept = weights > np.finfo(float).eps * weights.max(initial=0.0)
+        u = right[kept] / sizes[kept, None]
+        u, mt = u if self.steps is None else self._turned_back(u), mt[:, kept]
         return u.T, self._of_labels(mt)
+
+    def _singular_factors(self) -> tuple[Array, Array]:
+        z = self.free if self.steps is None else self.steps.z
+        _, left = np.linalg.eigh(z @ z.T)
+        return left, left.T @ z
 
 
 def step_ahead(before: float, last: float, radius: float) -> float:

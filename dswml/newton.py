@@ -96,11 +96,12 @@ class NewtonSteps:
 
     def directions(self, changes: Sequence[Array], basis: Array) -> Array:
         """Return directions (D x k) outside a basis that changes have weight in, those with most first."""
-        rows = np.vstack([_leading_rows(change, TAIL / 10) for change in changes]).astype(np.float32)
-        rest = (self.vectors @ rows.T).astype(np.float64)
+        rows = np.vstack([_leading_rows(change, TAIL / 10) for change in changes])
+        turned = self.turned(basis.T)
         for _ in range(2):
-            rest -= basis @ (basis.T @ rest)
-        return _leading_rows(rest.T, TAIL).T
+            rows -= (rows @ turned.T) @ turned
+        directions: Array = self.vectors @ _leading_rows(rows, TAIL).T
+        return directions.astype(np.float64)
 
 
 def _leading_rows(matrix: Array, tail: float) -> Array:
@@ -109,7 +110,7 @@ def _leading_rows(matrix: Array, tail: float) -> Array:
     squares = np.maximum(squares[::-1], 0.0)
     left = squares.sum() - np.cumsum(squares)
     count = int(np.count_nonzero(left > tail * squares.sum())) + bool(squares.sum() > 0)
-    rows: Array = vectors[:, ::-1][:, :count].T @ matrix
+    rows: Array = vectors[:, ::-1][:, :count].T.astype(matrix.dtype) @ matrix
     return rows
 
 

@@ -33,9 +33,11 @@ CLOSE = 3
 
 @dataclass(frozen=True)
 class _Seen:
-    """A point as the last read found it, with directions that it lacks if steps do not get on."""
+    """A point W = U M as the last read found it, with directions that it lacks if steps do not get on."""
 
     point: Point
+    u: Array
+    mt: Array
     gradient: Array
     right: Array
     curvature: float
@@ -52,16 +54,18 @@ class NewtonPath(Path):
         """Take the gradients of the open points: their gaps, and the directions of the next steps."""
         problem = self.problem
         seen = []
-        for number, point in enumerate(self.open):
+        for number, (point, (rotation, mt)) in enumerate(zip(self.open, self.factors, strict=True)):
             gradient = problem.gradient(point.mt, sums[f"gradient {number}"])
             found = {"loss": sums[f"loss {number}"], "slope": sums[f"slope {number}"]}
             objective, slope = problem.value_and_slope(point.mt, found)
             power = (problem.n_rows * objective - float(sums[f"loss {number}"])) / problem.p0  # ||XW||^2
             before = point.relative_gap
-            lacked, right = self.measure(point, gradient, objective, slope)
+            u = problem.basis @ rotation
+            lacked, right = self.measure(point, gradient, objective, slope, (rotation, mt))
             if point.relative_gap < SLOW * before:
                 lacked = None
-            seen.append(_Seen(point, gradient, right, self.curvature_of(objective, slope, power), lacked))
+            curvature = self.curvature_of(objective, slope, power)
+            seen.append(_Seen(point, u, mt, gradient, right, curvature, lacked))
         self.foresee(seen)
 
     def curvature_of(self, objective: float, slope: float, power: float) -> float:
@@ -75,7 +79,12 @@ class NewtonPath(Path):
         return self.measure(point, gradient, objective, slope)[0]
 
     def measure(
-        self, point: Point, gradient: Array, objective: float, slope: float
+        self,
+        point: Point,
+        gradient: Array,
+        objective: float,
+        slope: float,
+        factors: tuple[Array, Array] | None = None,
     ) -> tuple[Array | None, Array]:
         """The same, and return right singular vectors of the gradient too."""
         problem, bound = self.problem, self.curvature.bound
@@ -86,7 +95,7 @@ class NewtonPath(Path):
         left, _, right = triples = oracle.decompose(gradient, None, FEWEST + BEYOND)
         near = bound.near((problem.basis, point.mt), triples, residual)
         gap, weights = bound.gap(near, slope, point.radius, problem.p0)
-        self.judge(point, objective, gap)
+        self.judge(point, objective, gap, factors)
         return None if point.solved else lacked_directions(left, weights), right
 
     def foresee(self, seen: list[_Seen]) -> None:
@@ -95,12 +104,13 @@ class NewtonPath(Path):
         targets = self.unsolved[: self.count(seen)]
         if not targets:
             return
-        mts = [self.on_basis(one.point) for one in seen]
-        frame = self.frame(seen, mts)
-        basis = steps.turned(problem.basis.T)
+        frame = self.frame(seen)
         places = [
-            Place((frame.T @ mt).astype(np.float32) @ basis, steps.turned(frame.T @ one.gradient))
-            for one, mt in zip(seen, mts, strict=True)
+            Place(
+                (frame.T @ one.mt).astype(np.float32) @ steps.turned(one.u.T),
+                steps.turned(frame.T @ one.gradient),
+            )
+            for one in seen
         ]
         changes = []
         for point in targets:
@@ -128,11 +138,12 @@ class NewtonPath(Path):
             near = max(near, begun + 1)
         return max(begun, min(near, self.most), 1)
 
-    def frame(self, seen: list[_Seen], mts: list[Array]) -> Array:
+    def frame(self, seen: list[_Seen]) -> Array:
         """Orthonormal vectors of labels that W is expected to have weights in, as columns."""
         vectors = []
-        for one, mt in zip(seen, mts, strict=True):
-            own = oracle.leading_vectors(mt)
+        for one in seen:
+            # In compact form the columns of M^T are orthogonal.
+            own = one.mt / np.linalg.norm(one.mt, axis=0)
             vectors += [own, one.right[:, : own.shape[1] + BEYOND]]
         n_labels = self.problem.n_labels
         if sum(each.shape[1] for each in vectors) >= 2 * n_labels:

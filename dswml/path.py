@@ -68,10 +68,10 @@ class Point:
         """Give directions that came to the basis since a weight of zero."""
         self.mt = np.pad(self.mt, ((0, 0), (0, rank - self.mt.shape[1])))
 
-    def settle(self, basis: Array) -> None:
-        """Hold the factors apart from the basis, which goes on changing."""
+    def settle(self, basis: Array, factors: tuple[Array, Array] | None = None) -> None:
+        """Hold the factors, which may be known, apart from the basis, which goes on changing."""
         self.widen(basis.shape[1])
-        rotation, self.mt = self.compact()
+        rotation, self.mt = factors or self.compact()
         self.u, self.last_right, self.residual = basis @ rotation, self.last_right[:, :0], None
 
 
@@ -87,6 +87,8 @@ class Path:
         self.problem, self.cap, self.window, self.tol = problem, cap, window, tol
         self.points = [Point(radius, problem.n_labels) for radius in radii]
         self.open: list[Point] = []
+        #: The open points in compact form, as they were asked for last.
+        self.factors: list[tuple[Array, Array]] = []
         #: F(0).
         self.at_zero = (1 - problem.p0) * float(problem.label_counts.sum()) / problem.n_rows
         self.floor = max(OBJECTIVE_FLOOR * self.at_zero, np.finfo(float).tiny)
@@ -121,7 +123,8 @@ class Path:
     def request(self, iteration: int) -> Sweep:
         """Ask for what this iteration must know of the open points: their gradients."""
         self.advance(max(self.begun, 1))
-        points = tuple((*point.compact(), self.problem.p0) for point in self.open)
+        self.factors = [point.compact() for point in self.open]
+        points = tuple((*factors, self.problem.p0) for factors in self.factors)
         return self.problem.request(None, points=points)
 
     def begin(self, cross: Array) -> None:
@@ -163,7 +166,9 @@ class Path:
             return None
         return lacked_directions(left, violating(point.radius))
 
-    def judge(self, point: Point, objective: float, gap: float) -> None:
+    def judge(
+        self, point: Point, objective: float, gap: float, factors: tuple[Array, Array] | None = None
+    ) -> None:
         """Take F and the gap that a look has found, and settle the point if that is small enough."""
         point.objective, point.gap = objective, gap
         point.relative_gap = gap / self.scale(objective)
@@ -171,7 +176,7 @@ class Path:
         if self.certified:
             point.lower = max(point.lower, objective - gap)
         if point.relative_gap <= self.tol:
-            point.settle(self.problem.basis)
+            point.settle(self.problem.basis, factors)
 
     def scale(self, objective: float) -> float:
         """What the gap is relative to where F has this value."""

@@ -256,5 +256,5 @@ def _product(matrix: Any, right: Array) -> Array:
     if data.dtype not in (np.float32, np.float64):
         data = data.astype(np.float64)
     out = np.empty((matrix.shape[0], right.shape[1]))
-    kernels.csr_times_dense(matrix.indptr, matrix.indices, data, right, out)
+    kernels.csr_times_dense(matrix.indptr[:-1], matrix.indptr[1:], matrix.indices, data, right, out)
     return out

@@ -64,14 +64,14 @@ class Splitting:
     ----------
     z, taken : ndarray (m, D)
         In the ball, and what the last projection took away: normal to the ball at Z.
-    left : ndarray (m, k), optional
-        Left singular vectors of Z, where the last projection has left them.
+    factors : (ndarray (m, k), ndarray (k, D)), optional
+        Two matrices whose product is Z, of orthogonal columns and rows, where the last projection left them.
     """
 
     def __init__(self, values: Array, turned: Array, z: Array, normal: Array, penalty: float) -> None:
         self.values, self.turned, self.penalty = values, turned, penalty
         self.taken = normal / penalty
-        self.left: Array | None = None
+        self.factors: tuple[Array, Array] | None = None
         self._free = np.empty_like(turned)
         self.begin(z)
 
@@ -90,9 +90,9 @@ class Splitting:
         kernels.splitting_step(
             self.turned, self.z, self.taken, self.values, self.penalty, RELAXATION, self._free, ahead
         )
-        factors = shrinking_factors(ahead @ ahead.T, radius)
-        self._before, self.z = self.z, ahead if factors is None else factors[0] @ (factors[1] @ ahead)
-        self.left = None if factors is None else factors[1].T
+        shrinking = shrinking_factors(ahead @ ahead.T, radius)
+        self.factors = None if shrinking is None else (shrinking[0], shrinking[1] @ ahead)
+        self._before, self.z = self.z, ahead if self.factors is None else self.factors[0] @ self.factors[1]
         self.taken = ahead - self.z
 
     def _balanced(self) -> None:

@@ -189,21 +189,22 @@ def _turned(labels: Any, z: Array, rotation: Array, mt: Array) -> tuple[Array, A
     return np.ascontiguousarray(z[:, :rank] @ rotation), mt
 
 
-@_quietly
 def combine(partials: list[Partial]) -> Partial:
     """Add partial sums in their order; the inputs are left as they are."""
-    first, *rest = partials
-    total: Partial = {}
-    for name, value in first.items():
+
+    @_quietly
+    def total(name: str) -> Array:
+        value, *rest = (partial[name] for partial in partials)
         if name.rpartition(":")[2] == "rows":
-            total[name] = np.concatenate([partial[name] for partial in partials])
-            continue
+            return np.concatenate([value, *rest])
         if rest:
-            value = value + rest[0][name]
-            for partial in rest[1:]:
-                value += partial[name]
-        total[name] = value
-    return total
+            value = value + rest[0]
+            for other in rest[1:]:
+                value += other
+        return value
+
+    names = list(partials[0])
+    return dict(zip(names, share_out(total, names), strict=True))
 
 
 def light_pattern(block: RowBlock, payload: tuple[BlockSource, Array]) -> tuple[Array, Array, int]:
@@ -238,12 +239,10 @@ def _label_grams(labels: Any, place: Array, z: Array, rank: int, width: int) -> 
 def _summed_positives(labels: Any, place: Array, new: Array) -> Array:
     """Sum the new scores over the rows of every label that has a place."""
     positions = place[labels.indices]
-    chosen = np.append(0, np.cumsum(positions >= 0))
+    ends = np.append(0, np.cumsum(positions >= 0))[labels.indptr]
     out = np.zeros((place.max(initial=-1) + 1, new.shape[1]))
-    positions = positions[positions >= 0]
-    kernels.csr_transpose_times_dense(
-        chosen[labels.indptr], positions, np.ones(positions.size), new.astype(np.float64, copy=False), out
-    )
+    positions, new = positions[positions >= 0], new.astype(np.float64, copy=False)
+    kernels.csr_transpose_times_dense(ends[:-1], ends[1:], positions, np.ones(positions.size), new, out)
     return out
 
 
@@ -339,18 +338,21 @@ class _SquareResidual:
         loss = (1 - self.p0) * (missing @ missing) - self.p0 * (self.scores @ self.scores)
         return float(loss), float(self.values @ self.scores)
 
+    @property
+    def _entries(self) -> tuple[Array, Array, Array, Array]:
+        return self.labels.indptr[:-1], self.labels.indptr[1:], self.labels.indices, self.values
+
     def assembled(self, features: Features) -> Array:
         return features.transpose_times_labels(self.labels, self.values)[0]
 
     def times(self, right: Array) -> Array:
         out = np.empty((self.labels.shape[0], right.shape[1]))
-        kernels.csr_times_dense(self.labels.indptr, self.labels.indices, self.values, right, out)
+        kernels.csr_times_dense(*self._entries, right, out)
         return out
 
     def transpose_times(self, dense: Array) -> Array:
         out = np.zeros((self.labels.shape[1], dense.shape[1]))
-        dense = dense.astype(np.float64, copy=False)
-        kernels.csr_transpose_times_dense(self.labels.indptr, self.labels.indices, self.values, dense, out)
+        kernels.csr_transpose_times_dense(*self._entries, dense.astype(np.float64, copy=False), out)
         return out
 
     def along(self, z: Array, direction: Array, alphas: tuple[float, ...]) -> Partial:

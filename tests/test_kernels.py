@@ -30,6 +30,11 @@ def sparse(seed: int, shape: tuple[int, int], dtype: Any = np.float64, density: 
     return sp.csr_array(dense.astype(dtype))
 
 
+def rows_of(a: Any, first: int = 0) -> tuple[Any, Any, Any, Any]:
+    """Where the rows of a matrix from the first on start and end, and all entries."""
+    return a.indptr[first:-1], a.indptr[first + 1 :], a.indices, a.data
+
+
 def normal(seed: int, *shape: int, dtype: Any = np.float64) -> Array:
     return np.random.default_rng(seed).normal(size=shape).astype(dtype)
 
@@ -48,18 +53,28 @@ def test_products_with_a_sparse_block(dtype: Any) -> None:
     a = sparse(0, (13, 7), dtype)
     right, left = normal(1, 7, 4, dtype=dtype), normal(2, 13, 4)
     times = np.full((13, 4), np.nan, dtype=dtype)
-    kernels.csr_times_dense(a.indptr, a.indices, a.data, right, times)
+    kernels.csr_times_dense(*rows_of(a), right, times)
     np.testing.assert_allclose(times, a.toarray() @ right, atol=tolerance(dtype))
     transposed = np.ones((7, 4))  # the sums are added to what is there
-    kernels.csr_transpose_times_dense(a.indptr, a.indices, a.data, left, transposed)
+    kernels.csr_transpose_times_dense(*rows_of(a), left, transposed)
     np.testing.assert_allclose(transposed, 1 + a.toarray().T @ left, atol=tolerance(dtype))
 
 
-def test_a_slice_of_row_starts_multiplies_those_rows() -> None:
-    a, left = sparse(0, (13, 7)), normal(2, 5, 4)
-    out = np.zeros((7, 4))
-    kernels.csr_transpose_times_dense(a.indptr[3:9], a.indices, a.data, left, out)
-    np.testing.assert_allclose(out, a.toarray()[3:8].T @ left, atol=1e-13)
+@in_both_types
+def test_some_rows_of_a_sparse_block_are_multiplied_where_they_are(dtype: Any) -> None:
+    a, labels, rows = sparse(0, (13, 7), dtype), sparse(1, (4, 5)), np.array([11, 1, 12, 4])
+    some = features.Features(a, np.dtype(dtype)).subset(rows)
+    dense, left, right = a.toarray()[rows].astype(float), normal(2, 4, 3), normal(3, 7, 3, dtype=dtype)
+    assert (some.n_rows, some.n_features) == (4, 7)
+    for found, expected in (
+        (some.times(right), dense @ right),
+        (some.transpose_times(left), dense.T @ left),
+        (some.transpose_times(left[:2], start=1), dense[1:3].T @ left[:2]),
+        (some.square(), dense.T @ dense),
+        (some.transpose_times_labels(labels, labels.data)[0], labels.toarray().T @ dense),
+        (some.subset(np.array([2, 0])).times(right), dense[[2, 0]] @ right),
+    ):
+        np.testing.assert_allclose(found, expected, atol=tolerance(dtype))
 
 
 @in_both_types
@@ -77,7 +92,7 @@ def test_features_times_labels(dtype: Any) -> None:
     expected = (x.toarray().T @ e.toarray()).T
     both = np.zeros((2, 5, 7))
     values = np.stack([e.data, -2 * e.data])
-    kernels.csr_transpose_times_labels(x.indptr, x.indices, x.data, e.indptr, e.indices, values, both)
+    kernels.csr_transpose_times_labels(*rows_of(x), e.indptr, e.indices, values, both)
     np.testing.assert_allclose(both[0], expected, atol=tolerance(dtype))
     np.testing.assert_allclose(both[1], -2 * expected, atol=2 * tolerance(dtype))
     out = np.zeros((5, 7))
@@ -90,7 +105,7 @@ def test_features_times_themselves(dtype: Any) -> None:
     side = 2 * kernels.TILE + 3
     x = sparse(0, (40, side), dtype)
     out = np.zeros((side, side))
-    kernels.csr_square(x.indptr[5:], x.indices, x.data, out)
+    kernels.csr_square(*rows_of(x, 5), out)
     dense = x.toarray()[5:].astype(np.float64)
     np.testing.assert_allclose(out, dense.T @ dense, atol=tolerance(dtype))
     np.testing.assert_array_equal(out, out.T)
@@ -141,8 +156,8 @@ def test_norms_of_large_single_precision_values_do_not_overflow() -> None:
 def test_products_agree_for_all_shapes_and_repeat_to_the_bit(seed: int, n: int, d: int, width: int) -> None:
     a, right = sparse(seed, (n, d), density=0.7), normal(seed, d, width)
     first, second = np.empty((n, width)), np.empty((n, width))
-    kernels.csr_times_dense(a.indptr, a.indices, a.data, right, first)
-    kernels.csr_times_dense(a.indptr, a.indices, a.data, right.copy(), second)
+    kernels.csr_times_dense(*rows_of(a), right, first)
+    kernels.csr_times_dense(*rows_of(a), right.copy(), second)
     np.testing.assert_allclose(first, a.toarray() @ right, atol=1e-12)
     assert first.tobytes() == second.tobytes()
 
