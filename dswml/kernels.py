@@ -61,16 +61,24 @@ def active_scores(indptr: Array, indices: Array, z: Array, mt: Array, scores: Ar
 def csr_times_dense(
     starts: Array, ends: Array, indices: Array, data: Array, dense: Array, out: Array
 ) -> None:
-    """``out = A @ dense`` for rows A."""
+    """``out = A @ dense`` for rows A, four entries at a time: a line of the sum is loaded once for them."""
     width = dense.shape[1]
     for i in range(starts.size):
+        line, k = out[i], starts[i]
         for a in range(width):
-            out[i, a] = 0
-        for k in range(starts[i], ends[i]):
-            column = indices[k]
-            value = data[k]
+            line[a] = 0
+        while k + 3 < ends[i]:
+            one, two = dense[indices[k]], dense[indices[k + 1]]
+            three, four = dense[indices[k + 2]], dense[indices[k + 3]]
+            s, t, u, v = data[k], data[k + 1], data[k + 2], data[k + 3]
             for a in range(width):
-                out[i, a] += value * dense[column, a]
+                line[a] += s * one[a] + t * two[a] + u * three[a] + v * four[a]
+            k += 4
+        while k < ends[i]:
+            one, s = dense[indices[k]], data[k]
+            for a in range(width):
+                line[a] += s * one[a]
+            k += 1
 
 
 @_compiled
@@ -194,16 +202,29 @@ def add_row_products(
     """``out[l] = sum_i z_i <z_i, m_l>`` over the active rows i of the labels that have no Gram matrix."""
     rank = mt.shape[1]
     for label in range(first, stop):
-        if place[label] < 0:
+        if place[label] >= 0:
+            continue
+        line, m, k = out[label], mt[label], indptr[label]
+        for a in range(rank):
+            line[a] = 0.0
+        while k + 3 < indptr[label + 1]:  # four rows at a time, as above
+            one, two, three, four = z[rows[k]], z[rows[k + 1]], z[rows[k + 2]], z[rows[k + 3]]
+            s, t, u, v = 0.0, 0.0, 0.0, 0.0
             for a in range(rank):
-                out[label, a] = 0.0
-            for k in range(indptr[label], indptr[label + 1]):
-                i = rows[k]
-                total = 0.0
-                for a in range(rank):
-                    total += z[i, a] * mt[label, a]
-                for a in range(rank):
-                    out[label, a] += total * z[i, a]
+                s += one[a] * m[a]
+                t += two[a] * m[a]
+                u += three[a] * m[a]
+                v += four[a] * m[a]
+            for a in range(rank):
+                line[a] += s * one[a] + t * two[a] + u * three[a] + v * four[a]
+            k += 4
+        while k < indptr[label + 1]:
+            one, s = z[rows[k]], 0.0
+            for a in range(rank):
+                s += one[a] * m[a]
+            for a in range(rank):
+                line[a] += s * one[a]
+            k += 1
 
 
 @_compiled

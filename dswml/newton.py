@@ -116,8 +116,9 @@ def _leading_rows(matrix: Array, tail: float) -> Array:
 
 @dataclass(frozen=True)
 class Curvature:
-    """What X^T X tells of all problems with the same X: bounds of their gaps, and steps."""
+    """X^T X, and what it tells of all problems with the same X: bounds of their gaps, and steps."""
 
+    square: Array
     bound: GapBound
     steps: NewtonSteps
 
@@ -125,4 +126,4 @@ class Curvature:
     def of(cls, square: Array, n_rows: int, dtype: str) -> tuple[Curvature, Spectrum]:
         spectrum = Spectrum.of(square)
         steps = NewtonSteps(spectrum.values, spectrum.vectors, n_rows)
-        return cls(GapBound(square, n_rows, dtype), steps), spectrum
+        return cls(square, GapBound(square, n_rows, dtype), steps), spectrum

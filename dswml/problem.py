@@ -82,6 +82,8 @@ class Problem:
         self.pending = 0
         # X^T X and the data part of the gradient, once one read has brought all there is to know.
         self.known: tuple[Array, Array] | None = None
+        # X^T X where it is kept: what follows from it is not asked for.
+        self.square: Array | None = None
 
     @property
     def passes(self) -> int:
@@ -216,6 +218,7 @@ class Problem:
             loss=self.loss,
             mt=None if mt is None else np.ascontiguousarray(mt),
             grow=self.pending,
+            moment=self.square is None,
             place=self._worker_place,
             grams=self.p0 != 0.5,
             **request,
@@ -238,11 +241,12 @@ class Problem:
             self.on_sweep(share)
 
     def _grow(self, result: Partial) -> None:
-        self.pending = 0
-        self.moment = np.hstack([self.moment, result["moment"]])
+        new, self.pending = self.basis[:, self.rank - self.pending :], 0
+        moment = result["moment"] if self.square is None else self.square @ new
+        self.moment = np.hstack([self.moment, moment])
         if self.statistics is not None:
             self.statistics.append(
-                self.basis.T @ result["moment"],
+                self.basis.T @ moment,
                 result["positives"],
                 result.get("rows"),
                 result.get("grams"),

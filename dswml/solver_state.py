@@ -130,6 +130,7 @@ def search_state(search: Search, iteration: int) -> Values:
     for number, curvature in enumerate(search.curvatures):
         if curvature is not None:
             own = bound_state(curvature.bound) | {name: getattr(curvature.steps, name) for name in STEPS}
+            own["square"] = curvature.square
             state |= {f"fold {number} {name}": value for name, value in own.items()}
     for number, path in enumerate(search.paths):
         own = problem_state(path.problem)
@@ -153,10 +154,11 @@ def restore_search(search: Search, state: Values) -> int:
         prefix = f"fold {number} "
         bound = restored_bound(problem, {name: state.get(prefix + name) for name in BOUND})
         if bound is not None:
-            values, vectors = (state[prefix + name] for name in STEPS)
-            if vectors.shape != bound.factor.shape:
+            square, values, vectors = (state[prefix + name] for name in ("square", *STEPS))
+            if not square.shape == vectors.shape == bound.factor.shape:
                 raise DataError(f"the vectors in the checkpoint are not of {problem.n_features} features")
-            search.give_curvature(number, Curvature(bound, NewtonSteps(values, vectors, problem.n_rows)))
+            steps = NewtonSteps(values, vectors, problem.n_rows)
+            search.give_curvature(number, Curvature(square, bound, steps))
     for number, path in enumerate(search.paths):
         prefix = f"path {number} "
         own = {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

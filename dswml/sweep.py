@@ -59,7 +59,9 @@ class Sweep:
     left : ndarray (D, k), optional
         Ask for "left": R^T X left.
     grow : int
-        Ask for "moment", X^T Z' of the last ``grow`` columns of the basis.
+        How many columns of the basis are new.
+    moment : bool
+        Ask for "moment", X^T Z' of these.
     place : ndarray (L,), optional
         Position of a label among those summed on the workers, or -1: ask for the rest of the statistics
         too, "positives" Y^T Z' of the labels that have a place.
@@ -85,6 +87,7 @@ class Sweep:
     right: Array | None = None
     left: Array | None = None
     grow: int = 0
+    moment: bool = True
     place: Array | None = None
     grams: bool = True
     direction: Array | None = None
@@ -145,7 +148,8 @@ def _sums(reader: _Reader, request: Sweep, basis: tuple[Array, ...]) -> Partial:
         new = fresh
         if new is None or new.shape[1] != request.grow:
             new = np.ascontiguousarray(z[:, rank - request.grow : rank])
-        out["moment"] = reader.features.transpose_times(new)
+        if request.moment:
+            out["moment"] = reader.features.transpose_times(new)
         if request.place is not None:
             out["positives"] = _summed_positives(labels, request.place, new)
         if request.place is not None and request.grams:

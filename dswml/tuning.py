@@ -303,7 +303,7 @@ class Search:
         self.curvatures[number] = curvature
         for path in self.by_fold[number]:
             if isinstance(path, NewtonPath):
-                path.curvature = curvature
+                path.curvature, path.problem.square = curvature, curvature.square
 
     def look(self, iteration: int) -> None:
         """One read: the gradient at every open point, or its product with a block."""
