@@ -180,13 +180,14 @@ def score_grid(
 def _held_out(parts: list[Partial], p0: float, scoring: Scoring) -> HeldOut:
     """Tune the rule for every fold on all others, and score the fold with it."""
     rules, pooled = scoring.rules, combine(parts)
+    best = rules.best(pooled, p0)
     scores = []
     for fold, own in enumerate(parts):
-        rule = rules.best(combine([*parts[:fold], *parts[fold + 1 :]]), p0)
+        rule = rules.best(combine([*parts[:fold], *parts[fold + 1 :]]), p0) if rules.tuned else best
         scores.append(_named_scores(own, rule, p0, scoring))
     return HeldOut(
         {name: np.array([fold[name] for fold in scores]) for name in scores[0]},
-        rules.best(pooled, p0),
+        best,
         metrics.threshold_curve(pooled, scoring.edges),
     )
 

@@ -94,9 +94,14 @@ class Candidates:
         return self.top_k or self.edges.size
 
     @property
+    def tuned(self) -> bool:
+        """Whether there is anything to choose from."""
+        return self.kind != "fixed"
+
+    @property
     def by_label(self) -> bool:
         """Whether true and false positives are counted label by label."""
-        return self.kind == "fixed" or _needs_labels(self.kind, self.target)
+        return not self.tuned or _needs_labels(self.kind, self.target)
 
     @property
     def nbytes(self) -> int:
@@ -121,7 +126,7 @@ class Candidates:
 
     def best(self, sums: Partial, p0: float) -> Rule:
         """Return the best rule for the rows that were counted; of equals the one with fewest labels."""
-        if self.kind == "fixed":
+        if not self.tuned:
             return Rule(float(self.edges[0]))
         if self.kind == "per-label":
             return Rule(best_label_thresholds(sums, self.edges, score=self.target))

@@ -193,10 +193,10 @@ def _turned(labels: Any, z: Array, rotation: Array, mt: Array) -> tuple[Array, A
     return np.ascontiguousarray(z[:, :rank] @ rotation), mt
 
 
+@_quietly
 def combine(partials: list[Partial]) -> Partial:
     """Add partial sums in their order; the inputs are left as they are."""
 
-    @_quietly
     def total(name: str) -> Array:
         value, *rest = (partial[name] for partial in partials)
         if name.rpartition(":")[2] == "rows":
