@@ -157,8 +157,8 @@ def run(setting: Setting) -> Result:
                 10,
                 False,
                 f"{apart / max(searches):.1f} to {apart / min(searches):.1f} in {len(searches)} searches; in "
-                f"memory, reads of X are {shared:.0%} of the processor's time of the fits: the rest is work of "
-                "every point, which radii share only by where they begin",
+                f"memory, reads of X are {shared:.0%} of the processor's time of the fits: the rest is work "
+                "of every point, which radii share only by where they begin",
             ),
             Goal(f"{name}: reads of X / those of the dearest fit", tuned.passes / dearest, 3.0),
             Goal(f"{name}: objective next to a separate fit's, relative", worst, 1e-3),
