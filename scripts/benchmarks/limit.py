@@ -184,7 +184,8 @@ class _Part:
         if not features.sparse:
             return features.dense
         shape = (features.n_rows, features.n_features)
-        return sp.csr_array((features.data, features.indices, features.indptr), shape=shape)
+        indptr = np.append(features.starts[:1], features.ends)
+        return sp.csr_array((features.data, features.indices, indptr), shape=shape)
 
     def read_y(self, start: int, stop: int) -> object:
         return self._labels[start]
