@@ -12,12 +12,13 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass
 from functools import cache
+from itertools import islice
 from typing import Any, TypeVar
 
 import psutil
@@ -338,40 +339,25 @@ class InProcessExecutor(Executor):
         self.n_slots = threads or len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(self.n_slots, thread_name_prefix="dswml")
 
-    def _stream(
-        self,
-        function: Function[R],
-        items: Sequence[T],
-        arguments: tuple[Any, ...],
-        on_result: OnResult[R] | None,
-    ) -> Iterator[R]:
+    def _stream(self, function: Function[R], items: Sequence[T], *arguments: Any) -> Generator[R]:
         """Yield results in order, with at most two items a thread under way."""
-        following = [*items[self.n_slots :], *[None] * self.n_slots]
-        if len(items) == 1 or self.n_slots == 1:
-            with one_blas_thread():
-                for index, item in enumerate(items):
-                    result = self._call(function, item, following[index], arguments)
-                    if on_result is not None:
-                        on_result(index, result)
-                    yield result
-            return
-        pending: deque[Future[R]] = deque()
-        todo = zip(items, following, strict=False)
-        done = 0
+        todo = zip(items, [*items[self.n_slots :], *[None] * self.n_slots], strict=False)
         with one_blas_thread():
-            try:
+            if len(items) == 1 or self.n_slots == 1:
                 for item, then in todo:
+                    yield self._call(function, item, then, arguments)
+                return
+            pending: deque[Future[R]] = deque()
+
+            def submit(count: int) -> None:
+                for item, then in islice(todo, count):
                     pending.append(self._pool.submit(self._call, function, item, then, arguments))
-                    if len(pending) >= 2 * self.n_slots:
-                        break
+
+            try:
+                submit(2 * self.n_slots)
                 while pending:
                     result = pending.popleft().result()
-                    for item, then in todo:
-                        pending.append(self._pool.submit(self._call, function, item, then, arguments))
-                        break
-                    if on_result is not None:
-                        on_result(done, result)
-                    done += 1
+                    submit(1)
                     yield result
             finally:
                 for future in pending:
@@ -397,7 +383,13 @@ class InProcessExecutor(Executor):
         *,
         on_result: OnResult[R] | None = None,
     ) -> list[R]:
-        return list(self._stream(function, items, (payload,), on_result))
+        results = []
+        with closing(self._stream(function, items, payload)) as stream:
+            for index, result in enumerate(stream):
+                if on_result is not None:
+                    on_result(index, result)
+                results.append(result)
+        return results
 
     def reduce(
         self,
@@ -410,10 +402,9 @@ class InProcessExecutor(Executor):
         on_result: Callable[[int], None] | None = None,
     ) -> R:
         values = [piece.value for piece in shared]
-        results: Iterator[R] = self._stream(function, items, (payload, *values), None)
-        if on_result is not None:
-            results = _counted(results, on_result)
-        return tree_combine(results, lambda some: self._helped(combine, some))
+        with closing(self._stream(function, items, payload, *values)) as stream:
+            results = stream if on_result is None else _counted(stream, on_result)
+            return tree_combine(results, lambda some: self._helped(combine, some))
 
     def homes(self, count: int, before: Sequence[str] = ()) -> tuple[str, ...]:
         return ("",) * count

@@ -197,6 +197,24 @@ def test_blas_has_one_thread_while_anyone_works_and_its_own_number_afterwards() 
     assert blas_threads() == before
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_an_error_of_whoever_takes_the_results_ends_the_work_at_once(threads: int) -> None:
+    before, begun = blas_threads(), []
+
+    def fail(*_: Any) -> Any:
+        raise DataError("no more")
+
+    with InProcessExecutor(threads) as executor:
+        with pytest.raises(DataError, match="no more") as held:  # and with it the frames of the calls
+            executor.reduce(lambda item, _: begun.append(item), fail, range(1000))
+        assert blas_threads() == before
+        with pytest.raises(DataError, match="no more") as held:
+            executor.map(lambda item, _: begun.append(item), range(1000), on_result=fail)
+        assert blas_threads() == before
+        assert len(begun) < 100
+    assert held.type is DataError
+
+
 def test_calls_everywhere_are_calls_here() -> None:
     called: list[int] = []
     with InProcessExecutor() as executor:
