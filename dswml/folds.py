@@ -16,7 +16,6 @@ __all__ = ["Fold", "fold_of_rows"]
 Array = npt.NDArray[Any]
 
 
-@lru_cache(maxsize=4)  # of the blocks at hand, for all folds
 def fold_of_rows(start: int, stop: int, n_folds: int, seed: int) -> Array:
     """Return the fold of the rows [start, stop), by SplitMix64 of the row's number and the seed.
 
@@ -31,9 +30,10 @@ def fold_of_rows(start: int, stop: int, n_folds: int, seed: int) -> Array:
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         mixed ^= mixed >> np.uint64(31)
-    folds = (mixed % np.uint64(n_folds)).astype(np.int64)
-    folds.flags.writeable = False  # others are given the same
-    return folds
+    return (mixed % np.uint64(n_folds)).astype(np.int64)
+
+
+_folds_of_block = lru_cache(maxsize=16)(fold_of_rows)  # of the blocks at hand, for all folds
 
 
 @dataclass(frozen=True)
@@ -59,4 +59,4 @@ class Fold:
     def _folds(self, block: RowBlock) -> Array:
         if self.assigned is not None:
             return self.assigned[block.start : block.stop]
-        return fold_of_rows(block.start, block.stop, self.n_folds, self.seed)
+        return _folds_of_block(block.start, block.stop, self.n_folds, self.seed)
