@@ -14,7 +14,7 @@ import numpy as np
 
 from .checkpoint_file import Values
 from .duality import GapBound
-from .errors import DataError
+from .errors import DataError, telling
 from .executor import Shared
 from .model_file import history_records, history_table
 from .newton import Curvature, NewtonSteps
@@ -32,6 +32,10 @@ _NUMBERS = ("iteration", "curvature", "certify_below", "floor", "estimate", "tru
 BOUND = ("factor", "ridge")
 STEPS = ("values", "vectors")
 _ARRAYS = ("mt", "last_right")
+_UNREADABLE = (
+    "the checkpoint is not one that this version of dswml goes on from: begin again with --overwrite "
+    "(overwrite=True)"
+)
 
 
 def problem_state(problem: Problem) -> Values:
@@ -109,6 +113,7 @@ def run_state(run: Run, answer: Answer, width: int) -> Values:
     }
 
 
+@telling(_UNREADABLE)
 def restore_run(run: Run, state: dict[str, Any]) -> Answer:
     """Put a new run into a state, and return the answer that its next step is made with."""
     restore_problem(run.problem, state)
@@ -147,6 +152,7 @@ def search_state(search: Search, iteration: int) -> Values:
     return state
 
 
+@telling(_UNREADABLE)
 def restore_search(search: Search, state: Values) -> int:
     """Put a new search into a state, and return the iteration that it begins."""
     search.rows_read = state["rows_read"]

@@ -15,9 +15,17 @@ import pytest
 import scipy.sparse as sp
 from training_cases import planted
 
+from dswml import solver_state
 from dswml.checkpoint_file import newest_checkpoint
 from dswml.checkpoints import Checkpoints
-from dswml.errors import ClusterError, DswmlError, StoppedEarlyError, StoreExistsError, UsageError
+from dswml.errors import (
+    ClusterError,
+    DataError,
+    DswmlError,
+    StoppedEarlyError,
+    StoreExistsError,
+    UsageError,
+)
 from dswml.estimator import SparseWeightedClassifier
 from dswml.executor import Executor, InProcessExecutor
 from dswml.frank_wolfe import Options, Solution
@@ -329,7 +337,7 @@ def table(tuned: Tuned) -> list[Any]:
 
 
 def test_a_search_stopped_after_every_read_ends_with_the_same_bits(
-    executor: Executor, tmp_path: Path
+    executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = SPARSE
     grid: dict[str, Any] = {"radii": (1.0, 4.0), "weights": (0.2, "uniform"), "folds": 2, "tol": 1e-2}
@@ -346,6 +354,9 @@ def test_a_search_stopped_after_every_read_ends_with_the_same_bits(
     assert table(tuned) == table(undisturbed)
     assert tuned.passes >= undisturbed.passes  # scores that the workers had kept are made again
     assert table(tune(rows, executor, **grid, checkpoint=place)) == table(undisturbed)
+    monkeypatch.setattr(solver_state, "STEPS", (*solver_state.STEPS, "what later versions hold"))
+    with pytest.raises(DataError, match=r"not one that this version .*: begin again with --overwrite"):
+        tune(rows, executor, **grid, checkpoint=place)
     with pytest.raises(StoreExistsError, match="was begun with folds 2, and now it is 3"):
         tune(rows, executor, **(grid | {"folds": 3}), checkpoint=place)
     with pytest.raises(StoreExistsError, match="was begun with verb tune, and now it is train"):
