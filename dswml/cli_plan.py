@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dswml.cli import number_of_bytes, verb_options
+from dswml.cli import block_bytes_option, number_of_bytes, verb_options
 from dswml.progress import format_seconds
 
 if TYPE_CHECKING:
@@ -23,14 +23,7 @@ MIB = 2**20
 @click.argument("store")
 @click.option("--workers", type=click.IntRange(min=1), default=1, show_default=True, help="Worker processes.")
 @click.option("--threads", type=click.IntRange(min=1), default=1, show_default=True, help="Threads of each.")
-@click.option(
-    "--block-bytes",
-    metavar="BYTES",
-    default="64 MiB",
-    show_default=True,
-    callback=number_of_bytes,
-    help="Size of a row block.",
-)
+@block_bytes_option
 @click.option(
     "--factor-memory",
     metavar="BYTES",

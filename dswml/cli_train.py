@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dswml.cli import number_of_bytes, verb_options
+from dswml.cli import block_bytes_option, verb_options
 from dswml.cli_checkpoint import checkpoint_options, checkpoints_of, saying_how_to_resume
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import DswmlError
@@ -74,14 +74,7 @@ class _Weights(click.ParamType[Any]):
 @click.option("--seed", type=click.IntRange(min=0, max=2**32 - 1), default=0, show_default=True)
 @click.option("--dtype", type=click.Choice(["auto", "float32", "float64"]), default="auto", show_default=True)
 @click.option("--cache", type=click.Choice(["auto", "memory", "none"]), default="auto", show_default=True)
-@click.option(
-    "--block-bytes",
-    metavar="BYTES",
-    default="64 MiB",
-    show_default=True,
-    callback=number_of_bytes,
-    help="Size of a row block.",
-)
+@block_bytes_option
 @click.option(
     "--factor-memory",
     metavar="BYTES",

@@ -189,24 +189,24 @@ class JobBoard(SchedulerPlugin):  # type: ignore[misc]
         """Take a driver's news; tell it whether the job is still its own, and whether to stop."""
         found = self._jobs.get(job)
         if found is None or found.starts != start or found.state in ENDED:
-            return {"mine": False, "asked": "kill"}
+            return {"asked": "kill"}
         for line in lines:
             found.log(line)
         if figures is not None:
             found.figures, found.begun, found.fruitless = figures, True, 0
-        return {"mine": True, "asked": found.asked}
+        return {"asked": found.asked}
 
     def _finish(
         self, job: str, start: int, exit_code: int, error: str | None, result: str | None
     ) -> dict[str, Any]:
         found = self._jobs.get(job)
         if found is None or found.starts != start or found.state in ENDED:
-            return {"mine": False}
+            return {}
         state = {0: "done", 5: "stopped"}.get(exit_code, "failed")
         if exit_code and found.asked:
             state = "cancelled"
         found.end(state, exit_code, error, result)
-        return {"mine": True}
+        return {}
 
     # Seen on the scheduler
 

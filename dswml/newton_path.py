@@ -105,23 +105,20 @@ class NewtonPath(Path):
         if not targets:
             return
         frame = self.frame(seen)
-        places = [
-            Place(
+        places = {
+            one.point: Place(
                 (frame.T @ one.mt).astype(np.float32) @ steps.turned(one.u.T),
                 steps.turned(frame.T @ one.gradient),
             )
             for one in seen
-        ]
+        }
+        before, last = seen[-2:][0].point, seen[-1].point  # the same where there is one alone
         changes = []
         for point in targets:
-            at = [place for place, one in zip(places, seen, strict=True) if one.point is point]
-            if at:
-                (place,) = at
-            elif len(seen) > 1:
-                by = step_ahead(seen[-2].point.radius, seen[-1].point.radius, point.radius)
-                place = ahead(places[-2], places[-1], by)
-            else:
-                (place,) = places
+            place = places.get(point)
+            if place is None:
+                by = step_ahead(before.radius, last.radius, point.radius)
+                place = ahead(places[before], places[last], by)
             changes += [steps.change(place, point.radius, share * seen[-1].curvature) for share in SHARES]
         self.narrow()
         room = min(max(self.cap - problem.rank, 0), MAX_BLOCK)

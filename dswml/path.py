@@ -118,7 +118,7 @@ class Path:
             count = max(self.most, self.begun) if rank else 1
         self.open = left[:count]
         for point in self.open:
-            point.widen(self.problem.rank)
+            point.widen(rank)
 
     def request(self, iteration: int) -> Sweep:
         """Ask for what this iteration must know of the open points: their gradients."""

@@ -71,7 +71,7 @@ class Plan:
 def plan_training(data: Dataset, *, workers: int = 1, threads: int = 1, factor_memory: int = 2**31) -> Plan:
     """Plan a fit of the square loss with corrective steps.
 
-    A worker of t threads needs (W + t (3 B + 9 R)) / 0.8 bytes: W = 200 MiB for itself, B the row block,
+    A worker of t threads needs (W + t (4 B + 9 R)) / 0.8 bytes: W = 200 MiB for itself, B the row block,
     R what a task returns at most (the gradient, or what a block of directions asks for), and Dask pauses a
     worker at 80 % of its limit; a copy of the factors, 8 r (D + L) for rank r, comes on top. The time of a
     pass is that of a row block, times their number, divided by all threads.

@@ -199,14 +199,14 @@ class Problem:
         }
 
     def _read(self, request: Sweep) -> Partial:
-        blocks = self.source.data.blocks
+        blocks, on_sweep = self.source.data.blocks, self.on_sweep
         return self.executor.reduce(
             sweep_block,
             combine,
             blocks,
             request,
             self.pieces,
-            on_result=None if self.on_sweep is None else lambda done: self._advance(done / len(blocks)),
+            on_result=None if on_sweep is None else lambda done: on_sweep(done / len(blocks)),
         )
 
     def request(self, mt: Array | None, **request: Any) -> Sweep:
@@ -235,10 +235,6 @@ class Problem:
                 )
         if self.pending:
             self._grow(sums)
-
-    def _advance(self, share: float) -> None:
-        if self.on_sweep is not None:
-            self.on_sweep(share)
 
     def _grow(self, result: Partial) -> None:
         new, self.pending = self.basis[:, self.rank - self.pending :], 0

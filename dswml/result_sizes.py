@@ -12,9 +12,8 @@ __all__ = ["BlockLimit", "block_limit", "fitting", "has_square", "is_assembled",
 
 Array = npt.NDArray[Any]
 
-#: Largest gradient (D x L entries) that is assembled, and largest smaller side that is decomposed.
+#: Largest gradient (D x L entries) that is assembled and, through its smaller side, decomposed.
 ASSEMBLED_ENTRIES = 4_000_000
-ASSEMBLED_SIDE = 2048
 #: Most features of dense rows for which X^T X is worth its time; for sparse ones it must only be small.
 DENSE_SQUARE = 256
 #: Directions added per corrective iteration unless asked otherwise: at least and at most.
@@ -32,7 +31,7 @@ def is_assembled(n_features: int, n_labels: int) -> bool:
     >>> is_assembled(1836, 159), is_assembled(50_000, 50_000)
     (True, False)
     """
-    return n_features * n_labels <= ASSEMBLED_ENTRIES and min(n_features, n_labels) <= ASSEMBLED_SIDE
+    return n_features * n_labels <= ASSEMBLED_ENTRIES
 
 
 def has_square(n_features: int, n_labels: int, sparse: bool) -> bool:

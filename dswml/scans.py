@@ -8,17 +8,16 @@ whether the matrix is dense or sparse.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from dswml.selection import compiled
 
 __all__ = ["DECREASING", "OUTSIDE", "REPEATED", "bits_of", "scan_entries", "scan_rows", "scan_structure"]
 
 Array = NDArray[Any]
-F = TypeVar("F", bound=Callable[..., Any])
 
 #: Faults of a CSR structure.
 SOUND, DECREASING, OUTSIDE, REPEATED = range(4)
@@ -26,11 +25,6 @@ SOUND, DECREASING, OUTSIDE, REPEATED = range(4)
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-
-
-def _compiled(function: F) -> F:
-    compiled: Any = numba.njit(nogil=True, cache=True)(function)
-    return cast(F, compiled)
 
 
 def bits_of(values: Array) -> tuple[Array, np.uint64, np.uint64]:
@@ -42,7 +36,7 @@ def bits_of(values: Array) -> tuple[Array, np.uint64, np.uint64]:
     return values, np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64(0xFFFFFFFFFFFFFFFF)
 
 
-@_compiled
+@compiled
 def _word(position: Any, bits: Any) -> Any:
     """Mix a place and a value (the finalizer of splitmix64)."""
     word = (position + np.uint64(1)) * _GOLDEN ^ bits
@@ -51,7 +45,7 @@ def _word(position: Any, bits: Any) -> Any:
     return word ^ (word >> np.uint64(31))
 
 
-@_compiled
+@compiled
 def scan_rows(bits: Array, first_row: int, magnitude: Any, exponent: Any) -> tuple[int, int, int, Any]:
     """Scan a dense block: place of the first value that is not finite (or -1), rows of zeros, content."""
     n_rows, n_columns = bits.shape
@@ -73,7 +67,7 @@ def scan_rows(bits: Array, first_row: int, magnitude: Any, exponent: Any) -> tup
     return -1, -1, empty, content
 
 
-@_compiled
+@compiled
 def scan_entries(
     indptr: Array,
     indices: Array,
@@ -102,7 +96,7 @@ def scan_entries(
     return -1, empty, content
 
 
-@_compiled
+@compiled
 def scan_structure(indptr: Array, indices: Array, n_columns: int) -> tuple[int, int, int]:
     """Return the first fault of a CSR structure, its row, and the offending entry or column."""
     for i in range(indptr.size - 1):
