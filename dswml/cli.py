@@ -150,6 +150,16 @@ def number_of_bytes(ctx: click.Context, parameter: click.Parameter, text: str) -
         raise UsageError(f"{text!r} is not a number of bytes: write it like '64 MiB'") from error
 
 
+block_bytes_option = click.option(
+    "--block-bytes",
+    metavar="BYTES",
+    default="64 MiB",
+    show_default=True,
+    callback=number_of_bytes,
+    help="Size of a row block.",
+)
+
+
 def verb_options(verb: F) -> F:
     """Give a click command ``storage_options``, ``as_json``, ``quiet`` and --debug: what every verb has."""
     options = [

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,29 +10,14 @@ import click
 
 from dswml.cli import verb_options
 from dswml.cli_info import dataset_lines, describe_dataset
-from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
-from dswml.progress import OnProgress, format_seconds, reporting, show_progress
+from dswml.cli_predict import working
+from dswml.cluster import ClusterOptions, cluster_options
+from dswml.progress import format_seconds, reporting
 
 if TYPE_CHECKING:
     from dswml.dataset import Dataset
-    from dswml.executor import Executor
 
 __all__ = ["import_", "synth", "validate"]
-
-
-@contextmanager
-def _long_work(cluster: ClusterOptions, silent: bool) -> Iterator[tuple[Executor, OnProgress | None]]:
-    """Yield who does the work and whom to tell about it."""
-
-    def announce(line: str) -> None:
-        if not silent:
-            click.echo(line, err=True)
-
-    with (
-        executor_from_options(cluster, announce=announce) as executor,
-        show_progress(quiet=silent) as on_progress,
-    ):
-        yield executor, on_progress
 
 
 def _show(data: Dataset, as_json: bool, **more: Any) -> None:
@@ -99,7 +82,7 @@ def import_(
     svmlight or Mulan's ARFF, plain or packed with gzip, bzip2 or zstd; a pair of .npz or .npy files; or an
     AnnData Zarr store. It is read twice: once to check and count, once to write.
     """
-    with _long_work(cluster, quiet or as_json) as (executor, on_progress):
+    with working(cluster, quiet or as_json) as (executor, on_progress):
         from dswml.importers import import_dataset
 
         report = import_dataset(
@@ -186,7 +169,7 @@ def synth(
     workers or the cluster. A run that was interrupted goes on where it stopped when the same command
     is given again.
     """
-    with _long_work(cluster, quiet or as_json) as (executor, on_progress):
+    with working(cluster, quiet or as_json) as (executor, on_progress):
         from dswml.synth import synthesize
 
         data = synthesize(
@@ -223,7 +206,10 @@ def validate(
     from dswml.dataset import open_dataset
 
     data = open_dataset(store, storage_options=storage_options)
-    with _long_work(cluster, quiet or as_json) as (executor, on_progress):
+    with working(cluster, quiet or as_json, reads=[store], storage_options=storage_options) as (
+        executor,
+        on_progress,
+    ):
         from dswml.validation import validate as check
 
         report = check(data, reporting(executor, "checking", on_progress))

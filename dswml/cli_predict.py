@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dswml.cli import number_of_bytes, verb_options
+from dswml.cli import block_bytes_option, verb_options
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import StoppedEarlyError, UsageError
 from dswml.evaluation_tables import Table, ranking_table, set_table, summary
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from dswml.executor import Executor
     from dswml.prediction import Prediction
 
-__all__ = ["block_bytes_option", "evaluate", "predict", "working"]
+__all__ = ["evaluate", "predict", "working"]
 
 
 @contextmanager
@@ -47,24 +47,14 @@ _top_k = click.option(
 _threshold = click.option(
     "--threshold", type=float, metavar="T", help="Predict the labels with a score of at least T."
 )
-block_bytes_option = click.option(
-    "--block-bytes",
-    metavar="BYTES",
-    default="64 MiB",
-    show_default=True,
-    callback=number_of_bytes,
-    help="Size of a row block.",
-)
 
 
 @click.command()
 @click.argument("model")
 @click.argument("store")
 @click.argument("out")
-@click.option(
-    "--top-k", type=click.IntRange(min=1), metavar="K", help="Predict the K best labels of every row."
-)
-@click.option("--threshold", type=float, metavar="T", help="Predict the labels with a score of at least T.")
+@_top_k
+@_threshold
 @click.option(
     "--scores", is_flag=True, help="In a Zarr store: the scores instead of ones; text always has them."
 )
@@ -145,10 +135,8 @@ def _prediction_line(done: Prediction) -> str:
 @click.argument("model")
 @click.argument("store")
 @click.option("--k", type=click.IntRange(min=1), default=5, show_default=True, help="Length of the rankings.")
-@click.option(
-    "--top-k", type=click.IntRange(min=1), metavar="K", help="Predict the K best labels of every row."
-)
-@click.option("--threshold", type=float, metavar="T", help="Predict the labels with a score of at least T.")
+@_top_k
+@_threshold
 @click.option(
     "--propensity-from",
     metavar="STORE",

@@ -8,8 +8,8 @@ from typing import Any
 
 import click
 
-from dswml.cli import verb_options
-from dswml.cli_predict import block_bytes_option, working
+from dswml.cli import block_bytes_option, verb_options
+from dswml.cli_predict import working
 from dswml.cluster import ClusterOptions, cluster_options
 
 __all__ = ["report"]
@@ -45,7 +45,9 @@ def report(
     MODEL and OUT are paths or URLs. The page needs no network. It tells what was trained on what, how the
     fit went, the spectrum, and the curves of 'dswml tune'; with --data also how good the model is.
     """
-    with working(cluster, quiet or as_json) as (executor, on_progress):
+    with working(
+        cluster, quiet or as_json, reads=[data] if data else [], storage_options=storage_options
+    ) as (executor, on_progress):
         from dswml.report import write_report
 
         done = write_report(

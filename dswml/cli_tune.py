@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import time
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from dswml.cli import number_of_bytes, verb_options
+from dswml.cli import block_bytes_option, number_of_bytes, verb_options
 from dswml.cli_checkpoint import checkpoint_options, checkpoints_of, saying_how_to_resume
 from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import UsageError
@@ -86,6 +87,7 @@ def _threshold(text: str) -> float | str:
     "--fit-intercept", type=float, metavar="VALUE", help="Append a constant column of this value to X."
 )
 @click.option("--normalize", type=click.Choice(["l2"]), help="Scale the rows of X to unit norm.")
+@block_bytes_option
 @click.option(
     "--factor-memory",
     metavar="BYTES",
@@ -93,6 +95,12 @@ def _threshold(text: str) -> float | str:
     show_default=True,
     callback=number_of_bytes,
     help="Memory for factors and statistics of all folds and weights; decides how many directions are kept.",
+)
+@click.option(
+    "--time-limit",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="With --checkpoint: begin no read after this time.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace the model and the checkpoints that are there.")
 @checkpoint_options
@@ -112,7 +120,9 @@ def tune(
     seed: int,
     fit_intercept: float | None,
     normalize: str | None,
+    block_bytes: int,
     factor_memory: int,
+    time_limit: float | None,
     overwrite: bool,
     checkpoint: str | None,
     checkpoint_every: str,
@@ -127,8 +137,8 @@ def tune(
     All folds and points share each read of the data. The choice is fitted on all rows, if --model says
     where to write it, and predicts with the threshold as given or tuned. What is tuned is so for the score,
     or for micro-F1 where that does not depend on it, and is scored on each fold with what is best on the
-    others. With --checkpoint, Ctrl-C and SIGTERM finish the
-    read under way and write a checkpoint, and the exit code is 5.
+    others. With --checkpoint, Ctrl-C, SIGTERM and --time-limit finish the read under way and write a
+    checkpoint, and the exit code is 5.
     """
     from dswml import tuning
     from dswml.dataset import open_dataset
@@ -142,7 +152,7 @@ def tune(
         raise UsageError("--model needs a choice, and --folds 0 makes none: use two folds or more")
     if output is not None:
         check_place(output, overwrite=overwrite, storage_options=storage_options)
-    silent = is_silent(quiet, as_json)
+    silent, started = is_silent(quiet, as_json), time.monotonic()
 
     def say(line: str) -> None:
         if not silent:
@@ -153,13 +163,13 @@ def tune(
         say(f"iteration {iteration:3d}  passes {passes:3d}  solved {solved} of {total}")
 
     place = checkpoints_of(checkpoint, checkpoint_every, resume, overwrite, storage_options)
-    data = open_dataset(store, storage_options=storage_options)
+    data = open_dataset(store, block_bytes=block_bytes, storage_options=storage_options)
     with (
         saying_how_to_resume(place),
         executor_from_options(
             cluster, announce=say, reads=[store], storage_options=storage_options
         ) as executor,
-        nullcontext() if place is None else stoppable(say) as asked,
+        nullcontext() if place is None else stoppable(lambda line: click.echo(line, err=True)) as asked,
     ):
         tuned = tuning.tune(
             data,
@@ -177,6 +187,7 @@ def tune(
             memory_limit=factor_memory,
             on_iteration=tell,
             checkpoint=place,
+            time_limit=time_limit,
             stop=asked,
             announce=say,
         )
@@ -192,6 +203,7 @@ def tune(
                 normalize=normalize,
                 random_state=seed,
                 memory_limit=factor_memory,
+                time_limit=None if time_limit is None else max(started + time_limit - time.monotonic(), 1e-3),
             )
             model, _ = train(
                 data,
@@ -217,7 +229,7 @@ def _described(tuned: Tuned, chosen: GridPoint | None) -> dict[str, Any]:
             "p0": each.p0,
             "objective": each.objective.tolist(),
             "relative_gap": each.relative_gap.tolist(),
-            "gap_certified": each.certified,
+            "certified": each.certified,
             "rank": each.rank.tolist(),
             "scores": {name: values.tolist() for name, values in each.scores.items()},
             "rule": None if each.rule is None else str(each.rule),

@@ -24,7 +24,7 @@ from .sources import as_dataset
 from .stored import Dataset
 from .training import Parameters, train
 
-__all__ = ["SparseWeightedClassifier", "current_executor"]
+__all__ = ["SparseWeightedClassifier", "current_executor", "is_whole"]
 
 Array = npt.NDArray[Any]
 
@@ -326,13 +326,13 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         self._check_choice("cache", ("auto", "memory", "none"))
         self._check(
             "block_size",
-            self.block_size == "auto" or (_is_whole(self.block_size) and int(self.block_size) >= 1),
+            self.block_size == "auto" or (is_whole(self.block_size) and int(self.block_size) >= 1),
             "'auto' or an int in the range [1, inf)",
         )
         self._check("tol", _is_real(self.tol) and 0 <= self.tol < math.inf, "a float in the range [0.0, inf)")
         for name, least, optional in (("max_iter", 0, False), ("max_passes", 1, True)):
             value = getattr(self, name)
-            whole = _is_whole(value) and value >= least
+            whole = is_whole(value) and value >= least
             must = f"an int in the range [{least}, inf)" + (" or None" if optional else "")
             self._check(name, whole or (optional and value is None), must)
         limit = self.time_limit
@@ -419,12 +419,12 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
         return tags
 
 
-def _is_whole(value: Any) -> bool:
+def is_whole(value: Any) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _is_real(value: Any) -> bool:
-    return _is_whole(value) or (isinstance(value, float | np.floating) and not math.isnan(value))
+    return is_whole(value) or (isinstance(value, float | np.floating) and not math.isnan(value))
 
 
 def _is_dask(X: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from .checkpoints import Checkpoints
 from .errors import UsageError
-from .estimator import SparseWeightedClassifier, current_executor
+from .estimator import SparseWeightedClassifier, current_executor, is_whole
 from .search_record import searched
 from .tuning import tune
 
@@ -111,10 +111,7 @@ class SparseWeightedClassifierCV(SparseWeightedClassifier):
         self : SparseWeightedClassifierCV
         """
         self._check_choice("rule", ("best", "one-standard-error"))
-        if self.folds < 2:
-            raise UsageError(
-                f"The 'folds' parameter must be an int in the range [2, inf). Got {self.folds!r} instead."
-            )
+        self._check("folds", is_whole(self.folds) and self.folds >= 2, "an int in the range [2, inf)")
         parameters = self._single(1.0, "uniform").checked_parameters()
         data, classes = self._training_data(X, Y)
         if classes is not None:

@@ -73,6 +73,7 @@ def tune(
     memory_limit: int = 2**31,
     on_iteration: Callable[[int, int, int, int], Any] | None = None,
     checkpoint: Checkpoints | None = None,
+    time_limit: float | None = None,
     stop: Callable[[], bool] | None = None,
     announce: Callable[[str], None] | None = None,
     assemble: bool | None = None,
@@ -111,6 +112,8 @@ def tune(
         Called with the iteration, the passes so far, the points solved and their number.
     checkpoint, stop, announce
         As in `dswml.training.train`.
+    time_limit : float, optional
+        Seconds after which to write a checkpoint and stop, with a `StoppedEarlyError`.
     assemble : bool, optional
         Whether to assemble gradients; by default where they are small. Gaps are estimates elsewhere.
 
@@ -118,8 +121,17 @@ def tune(
     -------
     Tuned
     """
-    if folds == 1 or folds < 0:
-        raise UsageError(f"folds must be 0 or at least 2; got {folds!r}")
+    if time_limit is not None and checkpoint is None:
+        raise UsageError(
+            f"a search that stops after {time_limit:g} s needs a checkpoint to go on from: say where with "
+            "--checkpoint DIR (checkpoint=...)"
+        )
+    if not isinstance(folds, int | np.integer) or folds == 1 or folds < 0:
+        raise UsageError(f"folds must be 0 or a whole number of at least 2; got {folds!r}")
+    if not len(radii) or not all(0 < radius < np.inf for radius in radii):
+        raise UsageError(f"radii must be positive, finite numbers, at least one; got {list(radii)!r}")
+    if not len(weights):
+        raise UsageError("weights must have at least one entry, such as 'sparsity'; got none")
     scoring = None
     if folds:
         scoring = plan_scoring(
@@ -177,7 +189,15 @@ def tune(
         "memory_limit": memory_limit,
         "assemble": plan.assemble,
     }
-    journal = begin(checkpoint, request, n_rows=data.n_rows, limit=memory_limit, stop=stop, announce=announce)
+    journal = begin(
+        checkpoint,
+        request,
+        n_rows=data.n_rows,
+        limit=memory_limit,
+        stop=stop,
+        time_limit=time_limit,
+        announce=announce,
+    )
     count = max(min(executor.n_slots, len(os.sched_getaffinity(0))), 1)
     try:
         with one_blas_thread(), saving(journal), Threads(count) as threads:
@@ -224,6 +244,11 @@ class Search:
         self.paths: list[Path] = []
         for number, each in enumerate(sources):
             label_counts, n_rows = counted[f"{number}:labels"], int(counted[f"{number}:rows_there"])
+            if each.fold is not None and not 0 < n_rows < data.n_rows:
+                raise UsageError(
+                    f"fold {number} of {each.fold.n_folds} has {data.n_rows - n_rows} of the {data.n_rows} "
+                    "rows, which leaves none to train on or none to score: use fewer folds"
+                )
             for p0 in weightings:
                 problem = Problem(
                     executor, replace(each, basis=str(p0)), label_counts, radius=1.0, p0=p0, n_rows=n_rows
@@ -258,7 +283,7 @@ class Search:
         left = sum(len(path.unsolved) for path in self.unsolved)
         warnings.warn(
             f"{left} of {total} points are not solved to the tolerance after {MAX_ITERATIONS} iterations: "
-            "their relative gaps are in the table; raise the tolerance or the memory limit",
+            "the table has their objectives and gaps at the last look; raise the tolerance or memory limit",
             stacklevel=3,
         )
         return MAX_ITERATIONS

@@ -240,4 +240,4 @@ def test_estimated_gaps_are_called_estimated_wherever_they_are_shown(
     assert "est. gap" in table
     assert "The gaps are estimated, not certified" in table
     described = json.loads(CliRunner().invoke(cli, [*command, "--json"]).stdout)
-    assert [point["gap_certified"] for point in described["points"]] == [False]
+    assert [point["certified"] for point in described["points"]] == [False]

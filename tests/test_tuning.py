@@ -121,14 +121,21 @@ def test_the_cross_validated_classifier_is_the_single_one_at_its_choice() -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"folds": 1}, "folds must be 0 or at least 2"),
+        ({"folds": 1}, "folds must be 0 or a whole number of at least 2; got 1"),
+        ({"folds": "5"}, "folds must be 0 or a whole number of at least 2; got '5'"),
+        ({"folds": 200}, "fold . of 200 has 0 of the 240 rows, .*: use fewer folds"),
+        ({"radii": ()}, r"radii must be positive, finite numbers, at least one; got \[\]"),
+        ({"radii": (1.0, float("nan"))}, r"radii must be .*; got \[1.0, nan\]"),
+        ({"radii": (-1.0,)}, r"radii must be .*; got \[-1.0\]"),
+        ({"weights": ()}, "weights must have at least one entry"),
+        ({"time_limit": 5.0}, "stops after 5 s needs a checkpoint to go on from"),
         ({"score": "accuracy"}, "there is no score 'accuracy'"),
     ],
 )
 def test_what_cannot_be_searched_is_a_sentence(options: dict[str, Any], message: str) -> None:
     X, Y = problem()
     with InProcessExecutor(1) as executor, pytest.raises(UsageError, match=message):
-        tune(as_dataset(X, Y), executor, radii=RADII, **options)
+        tune(as_dataset(X, Y), executor, **({"radii": RADII, "weights": ("uniform",)} | options))
 
 
 def test_points_that_were_begun_go_on_when_fewer_are_worked_on_at_once() -> None:
