@@ -30,6 +30,7 @@ from .executor import Executor
 from .histograms import (
     active_entry_scores,
     exact_edges,
+    score_bins,
     score_histogram_block,
     uniform_edges,
 )
@@ -312,8 +313,7 @@ def _uniform_edges(active: Array, inactive: Array) -> Array:
     for bins in BINS:
         edges = uniform_edges(bins, low - margin, high + margin)
         shares = [
-            np.bincount(np.searchsorted(edges, scores, side="right"), minlength=bins + 2)
-            / max(scores.size, 1)
+            np.bincount(score_bins(scores[None], edges)[0], minlength=bins + 2) / max(scores.size, 1)
             for scores in (active, inactive)
         ]
         if shares[0] @ shares[1] / 2 <= AUC_ERROR:
