@@ -53,11 +53,6 @@ class ArrayLayout:
         """Length of a shard, or None if chunks are files of their own."""
         return self.unit if self.unit != self.chunk else None
 
-    @property
-    def n_units(self) -> int:
-        """Number of files."""
-        return -(-self.length // self.unit)
-
 
 @dataclass(frozen=True)
 class Layout:

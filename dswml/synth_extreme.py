@@ -8,23 +8,21 @@ takes those with the highest score z . q_l: a map of rank T, of which no row eve
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal
 
-import numba
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from dswml.errors import UsageError
+from dswml.selection import compiled
 from dswml.streams import GROUP_ROWS, generator, uniform, uniform_integers
 
 __all__ = ["ExtremeRows"]
 
 Array = NDArray[Any]
-F = TypeVar("F", bound=Callable[..., Any])
 
 _STREAM_LENGTHS, _STREAM_ROWS, _STREAM_FEATURE_FACTORS, _STREAM_LABEL_FACTORS = range(16, 20)
 
@@ -33,11 +31,6 @@ _CANDIDATES = 4
 #: Draws for each distinct candidate before the most frequent unused ones are taken in order.
 _PATIENCE = 16
 _MAX_TOPICS = 16
-
-
-def _compiled(function: F) -> F:
-    compiled: F = numba.njit(nogil=True, cache=True)(function)
-    return compiled
 
 
 def _zipf(size: int) -> NDArray[np.float64]:
@@ -75,7 +68,7 @@ def _plan(seed: int, n_features: int, n_labels: int, features_per_row: int) -> _
     return _Plan(feature_law, _zipf(-(-n_labels // topics)), feature_factors, label_factors)
 
 
-@_compiled
+@compiled
 def _draw_features(rng: np.random.Generator, law: Array, seen: Array, stamp: int, out: Array) -> None:
     """Fill ``out`` with distinct, sorted features."""
     found = 0
@@ -97,7 +90,7 @@ def _draw_features(rng: np.random.Generator, law: Array, seen: Array, stamp: int
     out.sort()
 
 
-@_compiled
+@compiled
 def _draw_labels(
     rng: np.random.Generator,
     law: Array,
@@ -151,7 +144,7 @@ def _draw_labels(
     out.sort()
 
 
-@_compiled
+@compiled
 def _draw_rows(
     rng: np.random.Generator,
     feature_law: Array,

@@ -10,20 +10,12 @@ to decide. All kernels live in this one file because Numba's cache does not noti
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 import numpy as np
-from numba import njit
 from numpy.typing import NDArray
 
-F = TypeVar("F", bound=Callable[..., Any])
-
-
-def nogil(function: F) -> F:
-    """Compile without the interpreter lock, keeping the type that the checker sees."""
-    return cast(F, njit(nogil=True, cache=True)(function))
-
+from dswml.selection import compiled
 
 #: The two dialects of ``l1,l2,... f1:v1 f2:v2 ...``.
 XMLREPO, SVMLIGHT = 0, 1
@@ -65,7 +57,7 @@ _FIVE = _powers_of_five()
 _TEN = np.array([float(10**k) for k in range(23)])
 
 
-@nogil
+@compiled
 def _product(a: Any, b: Any) -> Any:
     """Return the high and low 64 bits of the 128-bit product."""
     mask, half = np.uint64(0xFFFFFFFF), np.uint64(32)
@@ -76,7 +68,7 @@ def _product(a: Any, b: Any) -> Any:
     return a_high * b_high + (middle >> half) + (cross >> half), (cross << half) | (low & mask)
 
 
-@nogil
+@compiled
 def _eisel_lemire(digits: Any, exponent: Any) -> Any:
     """Return digits * 10**exponent correctly rounded and whether it is decided (digits > 0)."""
     if exponent > 308:
@@ -117,7 +109,7 @@ def _eisel_lemire(digits: Any, exponent: Any) -> Any:
     return np.uint64(bits).view(np.float64), True
 
 
-@nogil
+@compiled
 def parse_index(text: Any, at: Any) -> Any:
     """Parse a whole number of 0 or more; return it (at most 2**40) and where it ends (`at`: none here)."""
     number = np.int64(0)
@@ -128,7 +120,7 @@ def parse_index(text: Any, at: Any) -> Any:
     return number, i
 
 
-@nogil
+@compiled
 def _leading_digits(text: Any, at: Any, end: Any) -> Any:
     """Return the first 19 significant digits of ``text[at:end]``, their power of ten, and if more follow."""
     digits = np.uint64(0)
@@ -148,7 +140,7 @@ def _leading_digits(text: Any, at: Any, end: Any) -> Any:
     return digits, exponent, more
 
 
-@nogil
+@compiled
 def parse_number(text: Any, at: Any) -> Any:
     """Parse a decimal number at ``text[at]``; return its value, where it ends, and how that went.
 
@@ -203,7 +195,7 @@ def parse_number(text: Any, at: Any) -> Any:
     return (-value if negative else value), i, (DECIDED if decided else UNDECIDED)
 
 
-@nogil
+@compiled
 def next_line(text: Any, at: Any) -> Any:
     """Return where the next line begins."""
     while text[at] != _NEWLINE:
@@ -211,13 +203,13 @@ def next_line(text: Any, at: Any) -> Any:
     return at + 1
 
 
-@nogil
+@compiled
 def at_line_end(text: Any, at: Any) -> Any:
     """Tell whether the line ends here, with or without a carriage return."""
     return text[at] == _NEWLINE or (text[at] == _RETURN and text[at + 1] == _NEWLINE)
 
 
-@nogil
+@compiled
 def sort_row(keys: Any, values: Any) -> Any:
     """Sort a row's keys in place, their values with them; return a key that occurs twice, or -1."""
     gap = 1
@@ -238,7 +230,7 @@ def sort_row(keys: Any, values: Any) -> Any:
     return np.int64(-1)
 
 
-@nogil
+@compiled
 def known_number(text: Any, at: Any, known_at: Any, known: Any) -> Any:
     """Parse a number as `parse_number` does, but look up those that Python has decided."""
     value, end, status = parse_number(text, at)
@@ -255,12 +247,12 @@ def known_number(text: Any, at: Any, known_at: Any, known: Any) -> Any:
     return value, end, status
 
 
-@nogil
+@compiled
 def _is_blank(c: Any) -> Any:
     return c in (_SPACE, _TAB)
 
 
-@nogil
+@compiled
 def _matches(text: Any, at: Any, word: Any) -> Any:
     """Tell whether the text goes on with the word; no word holds a newline."""
     k = 0
@@ -269,12 +261,12 @@ def _matches(text: Any, at: Any, word: Any) -> Any:
     return k == len(word)
 
 
-@nogil
+@compiled
 def _ends_token(text: Any, at: Any, dialect: Any) -> Any:
     return _is_blank(text[at]) or at_line_end(text, at) or (text[at] == _HASH and dialect == SVMLIGHT)
 
 
-@nogil
+@compiled
 def parse_labelled_rows(
     text: Any,
     dialect: Any,
@@ -382,7 +374,7 @@ def parse_labelled_rows(
     return n_rows, nx, ny, n_lines, n_bad, n_undecided, blank
 
 
-@nogil
+@compiled
 def _parse_field(text: Any, at: Any, words: Any, word_at: Any, field: Any, known_at: Any, known: Any) -> Any:
     """Parse a value of ARFF, quoted or not: a number or, with words, one of two; return value, end and code.
 
@@ -413,7 +405,7 @@ def _parse_field(text: Any, at: Any, words: Any, word_at: Any, field: Any, known
     return value, end, code
 
 
-@nogil
+@compiled
 def parse_arff_rows(
     text: Any,
     sparse: Any,
@@ -546,14 +538,14 @@ def parse_arff_rows(
     return n_rows, nx, ny, n_lines, n_bad, n_undecided, 0
 
 
-@nogil
+@compiled
 def count_columns(indices: Any, counts: Any) -> None:
     """Add to each column's count how often it occurs."""
     for column in indices:
         counts[column] += 1
 
 
-@nogil
+@compiled
 def scale_to_unit(indptr: Any, values: Any, scaled: Any) -> None:
     """Scale each row to unit Euclidean norm, without overflow; rows of zeros stay."""
     for row in range(len(indptr) - 1):

@@ -214,21 +214,6 @@ class DatasetWriter:
             storage_options=dict(storage_options or {}),
         )
 
-    @property
-    def chunks_rows(self) -> int:
-        """Rows in a unit of the arrays that are cut by rows: indptr, and X if dense."""
-        return self.layout.indptr.unit
-
-    @property
-    def chunks_x(self) -> int:
-        """Entries in a unit of X, or rows if it is dense."""
-        return self.layout.x.unit
-
-    @property
-    def chunks_y(self) -> int:
-        """Entries in a unit of Y."""
-        return self.layout.y.unit
-
     def write_rows(
         self,
         first_row: int,

@@ -389,15 +389,15 @@ class TestWriting:
             tmp_path / "a", n_rows=N, n_features=D, n_labels=L, nnz_x=x.nnz, nnz_y=y.nnz, chunk_rows=10
         )
         matrices: tuple[tuple[Literal["X", "Y"], Any, int], ...] = (
-            ("X", x, writer.chunks_x),
-            ("Y", y, writer.chunks_y),
+            ("X", x, writer.layout.x.unit),
+            ("Y", y, writer.layout.y.unit),
         )
         for name, matrix, unit in matrices:
             for start in range(0, matrix.nnz, unit):
                 values = None if name == "Y" else matrix.data[start : start + unit]
                 writer.write_csr(name, start, matrix.indices[start : start + unit], values)
-            for start in range(0, N + 1, writer.chunks_rows):
-                writer.write_indptr(name, start, matrix.indptr[start : start + writer.chunks_rows])
+            for start in range(0, N + 1, writer.layout.indptr.unit):
+                writer.write_indptr(name, start, matrix.indptr[start : start + writer.layout.indptr.unit])
         data = writer.finish(k_hat=5, label_counts=labels().sum(axis=0))
         np.testing.assert_array_equal(dense(data.read_x(0, N)), features("sparse"))
         validate(data)
@@ -427,7 +427,7 @@ class TestWriting:
             chunk_rows=5,
             max_files=4,
         )
-        assert writer.chunks_rows == 60
+        assert writer.layout.indptr.unit == 60
         with pytest.raises(UsageError, match="units of 60"):
             writer.write_dense(0, x[:5])
         writer.write_rows(0, x[:100], y[:100], first_y=0)

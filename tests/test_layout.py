@@ -22,7 +22,7 @@ def test_no_array_has_more_files_than_allowed(
     nnz_x = None if density is None else int(n_rows * n_features * density)
     layout = plan_layout(n_rows, n_features, nnz_x, int(n_rows * labels_per_row), 4)
     for array in (layout.rows, layout.indptr, layout.x, layout.y):
-        assert array.n_units <= MAX_FILES + 1
+        assert array.length <= (MAX_FILES + 1) * array.unit
         assert array.unit % array.chunk == 0
         assert 1 <= array.chunk <= max(1, array.length)
 
