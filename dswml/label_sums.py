@@ -135,7 +135,7 @@ class Statistics:
         held = self._summed.size
         grown = np.empty((held + made.size, rank, rank))
         if grams is not None:
-            grown[:held] = _bordered(self.grams[:held], grams)
+            _border(self.grams[:held], grams, grown[:held])
         # The larger the rank, the fewer labels have a Gram matrix: those of `made` had one before, if any.
         grown[held:, :old, :old] = self.grams[self.place[made]] if old else 0.0
         for gram, label in zip(grown[held:], made, strict=True):
@@ -149,7 +149,9 @@ class Statistics:
     def _append_g0(self, columns: Array) -> None:
         self.rank += columns.shape[1]
         self.widths = [*self.widths, columns.shape[1]]
-        self.g0 = _bordered(self.g0[None], columns[None])[0]
+        g0 = np.empty((1, self.rank, self.rank))
+        _border(self.g0[None], columns[None], g0)
+        self.g0 = g0[0]
 
     def renew(self, g0: Array, positives: Array) -> None:
         """Replace all sums by those of another basis, where the C_l are not held; G0 is exactly symmetric."""
@@ -194,15 +196,12 @@ class Statistics:
             self.append(g0[:new, old:new], np.zeros((0, width)), piece)
 
 
-def _bordered(corner: Array, columns: Array) -> Array:
-    """Symmetric matrices with the given upper left corner and last columns, exactly symmetric."""
-    count, rank, new = columns.shape
-    old = rank - new
-    out = np.empty((count, rank, rank))
+def _border(corner: Array, columns: Array, out: Array) -> None:
+    """Make symmetric matrices of their upper left corner and their last columns, exactly symmetric."""
+    old = corner.shape[1]
     out[:, :old, :old] = corner
     out[:, :, old:] = columns
     _mirror(out, old)
-    return out
 
 
 def _mirror(matrices: Array, old: int) -> None:
