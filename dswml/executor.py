@@ -247,26 +247,29 @@ def share_out(function: Callable[[T], R], parts: Sequence[T]) -> list[R]:
     if threads is None or len(parts) < 2:
         return [function(part) for part in parts]
     pool, count = threads
-    todo = deque(enumerate(parts))
     results: dict[int, R] = {}
+    # Who is cancelled stays in the queue of the pool until a thread is free: it must hold nothing by then.
+    shared = [(function, deque(enumerate(parts)), results)]
+    helping = [pool.submit(copy_context().run, _help, shared) for _ in range(min(count, len(parts)) - 1)]
+    try:
+        _help(shared)
+    finally:
+        shared.clear()
+        for each in helping:
+            if not each.cancel():
+                each.result()
+    return [results[number] for number in range(len(parts))]
 
-    def work() -> None:
-        while todo:
+
+def _help(shared: list[tuple[Callable[[T], R], deque[tuple[int, T]], dict[int, R]]]) -> None:
+    """Work on parts that nobody has begun, as long as there are any and the result is wanted."""
+    for function, todo, results in tuple(shared):
+        while shared:
             try:
                 number, part = todo.popleft()
             except IndexError:  # another thread took the last one
                 return
             results[number] = function(part)
-
-    helping = [pool.submit(copy_context().run, work) for _ in range(min(count, len(parts)) - 1)]
-    try:
-        work()
-    finally:
-        todo.clear()
-        for each in helping:
-            if not each.cancel():
-                each.result()
-    return [results[number] for number in range(len(parts))]
 
 
 def _counted(results: Iterator[R], on_result: Callable[[int], None]) -> Iterator[R]:

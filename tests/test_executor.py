@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -287,6 +288,25 @@ def test_a_thread_without_an_item_helps_with_the_parts_of_another() -> None:
     with InProcessExecutor(2) as executor, expecting("nothing"):
         found = executor.map(lambda item, payload: share_out(meet, [1, 2]), ["item"])
     assert found == [["1 before None", "2 before None"]]
+
+
+def test_what_came_of_parts_is_let_go_while_no_thread_is_free_to_help() -> None:
+    class Part:
+        pass
+
+    both = threading.Barrier(2)
+
+    def share(item: int, payload: Any) -> bool:
+        both.wait(60.0)  # from here on both threads have an item
+        found = share_out(lambda _: Part(), [1, 2])
+        known = weakref.ref(found[0])
+        del found
+        held = known() is not None
+        both.wait(60.0)
+        return held
+
+    with InProcessExecutor(2) as executor:
+        assert executor.map(share, range(2)) == [False, False]
 
 
 @pytest.mark.parametrize("part", range(4))
