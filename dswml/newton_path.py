@@ -11,7 +11,7 @@ import numpy.typing as npt
 from . import oracle
 from .least_squares import step_ahead
 from .newton import Curvature, Place, ahead, frame_of
-from .path import FEWEST, Path, Point, lacked_directions
+from .path import FEWEST, INNER, Path, Point, lacked_directions
 from .result_sizes import MAX_BLOCK
 from .sweep import Partial
 
@@ -25,8 +25,10 @@ SHARES = (0.6, 2.5)
 BEYOND = 20
 #: Radii up to so many times the last one are foreseen along with the next.
 REACH = 1.5
-#: A step that leaves more than this share of a gap was none: the gradient's own directions are wanted then.
-SLOW = 0.3
+#: A step that leaves more than this share of a gap was none: then the gradient's own directions are wanted
+#: too. After the second one no direction is forgotten, and small problems are solved more and more closely,
+#: but for what rounding allows.
+SLOW, CLOSEST = 0.3, 1e-4
 #: A gap of so many tolerances is expected to be closed by the next step.
 CLOSE = 3
 
@@ -59,10 +61,10 @@ class NewtonPath(Path):
             found = {"loss": sums[f"loss {number}"], "slope": sums[f"slope {number}"]}
             objective, slope = problem.value_and_slope(point.mt, found)
             power = (problem.n_rows * objective - float(sums[f"loss {number}"])) / problem.p0  # ||XW||^2
-            before = point.relative_gap
+            before = point.slow
             u = problem.basis @ rotation
             lacked, right = self.measure(point, gradient, objective, slope, (rotation, mt))
-            if point.relative_gap < SLOW * before:
+            if point.slow == before:
                 lacked = None
             curvature = self.curvature_of(objective, slope, power)
             seen.append(_Seen(point, u, mt, gradient, right, curvature, lacked))
@@ -95,8 +97,17 @@ class NewtonPath(Path):
         left, _, right = triples = oracle.decompose(gradient, None, FEWEST + BEYOND)
         near = bound.near((problem.basis, point.mt), triples, residual)
         gap, weights = bound.gap(near, slope, point.radius, problem.p0)
+        before = point.relative_gap
         self.judge(point, objective, gap, factors)
+        point.slow += not point.solved and point.relative_gap > SLOW * before
         return None if point.solved else lacked_directions(left, weights), right
+
+    def inner_tol(self, point: Point, scale: float) -> float:
+        return super().inner_tol(point, scale) * max(INNER ** (max(point.slow, 1) - 1), CLOSEST)
+
+    def narrow(self) -> None:
+        if self.full or not any(point.slow > 1 for point in self.unsolved_open):
+            super().narrow()
 
     def foresee(self, seen: list[_Seen]) -> None:
         """Append the directions that the open points and the next radii are expected to want."""

@@ -51,6 +51,8 @@ class Point:
         self.last_right = np.zeros((n_labels, 0))
         #: What the gradient of the small problem and a normal of the ball do not cancel, since it was solved.
         self.residual: Array | None = None
+        #: How many looks found that what was done since the one before had not got the point on.
+        self.slow = 0
         # Gap of the small problem, and what the gap has beyond it: that is what the basis lacks.
         self.inner, self.excess = 0.0, np.inf
 
