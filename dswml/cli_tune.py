@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +19,8 @@ from dswml.progress import is_silent, note
 from dswml.stopping import stoppable
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from dswml.tuning import GridPoint, Tuned
 
 __all__ = ["tune"]
@@ -87,6 +91,7 @@ def _threshold(text: str) -> float | str:
     "--fit-intercept", type=float, metavar="VALUE", help="Append a constant column of this value to X."
 )
 @click.option("--normalize", type=click.Choice(["l2"]), help="Scale the rows of X to unit norm.")
+@click.option("--dtype", type=click.Choice(["auto", "float32", "float64"]), default="auto", show_default=True)
 @block_bytes_option
 @click.option(
     "--factor-memory",
@@ -120,6 +125,7 @@ def tune(
     seed: int,
     fit_intercept: float | None,
     normalize: str | None,
+    dtype: str,
     block_bytes: int,
     factor_memory: int,
     time_limit: float | None,
@@ -162,6 +168,16 @@ def tune(
         note(iteration=iteration, passes=passes, solved=solved, total=total)
         say(f"iteration {iteration:3d}  passes {passes:3d}  solved {solved} of {total}")
 
+    single = partial(
+        SparseWeightedClassifier,
+        tol=tol,
+        fit_intercept=fit_intercept or False,
+        normalize=normalize,
+        dtype=dtype,
+        random_state=seed,
+        memory_limit=factor_memory,
+    )
+    single().checked_parameters()
     place = checkpoints_of(checkpoint, checkpoint_every, resume, overwrite, storage_options)
     data = open_dataset(store, block_bytes=block_bytes, storage_options=storage_options)
     with (
@@ -184,6 +200,7 @@ def tune(
             tol=tol,
             fit_intercept=fit_intercept or 0.0,
             normalize=normalize,
+            dtype=dtype,
             memory_limit=factor_memory,
             on_iteration=tell,
             checkpoint=place,
@@ -195,19 +212,10 @@ def tune(
         if folds:
             chosen = tuned.best if rule == "best" else tuned.one_standard_error
         if output is not None and chosen is not None:
-            estimator = SparseWeightedClassifier(
-                chosen.radius,
-                weights=chosen.weights,
-                tol=tol,
-                fit_intercept=fit_intercept or False,
-                normalize=normalize,
-                random_state=seed,
-                memory_limit=factor_memory,
-                time_limit=None if time_limit is None else max(started + time_limit - time.monotonic(), 1e-3),
-            )
+            left = None if time_limit is None else max(started + time_limit - time.monotonic(), 1e-3)
             model, _ = train(
                 data,
-                estimator.checked_parameters(),
+                single(chosen.radius, weights=chosen.weights, time_limit=left).checked_parameters(),
                 executor,
                 checkpoint=None if place is None else place.within(f"model-{chosen.radius}-{chosen.weights}"),
                 stop=asked,
@@ -222,16 +230,20 @@ def tune(
 
 
 def _described(tuned: Tuned, chosen: GridPoint | None) -> dict[str, Any]:
+    def known(values: NDArray[Any]) -> list[float | None]:
+        """JSON has no NaN and no infinity."""
+        return [value if math.isfinite(value) else None for value in values.tolist()]
+
     def point(each: GridPoint) -> dict[str, Any]:
         return {
             "radius": each.radius,
             "weights": each.weights,
             "p0": each.p0,
-            "objective": each.objective.tolist(),
-            "relative_gap": each.relative_gap.tolist(),
+            "objective": known(each.objective),
+            "relative_gap": known(each.relative_gap),
             "certified": each.certified,
             "rank": each.rank.tolist(),
-            "scores": {name: values.tolist() for name, values in each.scores.items()},
+            "scores": {name: known(values) for name, values in each.scores.items()},
             "rule": None if each.rule is None else str(each.rule),
             "threshold": None if each.threshold != each.threshold else each.threshold,
         }

@@ -24,9 +24,11 @@ class GridPoint:
 
     Attributes
     ----------
-    radius, p0 : float
+    radius : float
     weights : str or float
         As given.
+    p0 : float
+        What the weights are on all rows; sparsity weights of a fold are those of its training rows.
     objective, relative_gap : ndarray (folds,)
         Training objective and relative gap on each fold.
     rank : ndarray (folds,)
@@ -96,5 +98,6 @@ class Tuned:
         return min(close, key=lambda point: (point.radius, -self._merit(point)))
 
     def _merit(self, point: GridPoint) -> float:
+        """What to choose by: the least where there is no score, or a fold was never solved."""
         mean = direction(self.score) * point.mean(self.score)
-        return -math.inf if math.isnan(mean) else mean
+        return mean if math.isfinite(mean) and np.isfinite(point.relative_gap).all() else -math.inf

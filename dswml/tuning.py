@@ -201,10 +201,9 @@ def tune(
     count = max(min(executor.n_slots, len(os.sched_getaffinity(0))), 1)
     try:
         with one_blas_thread(), saving(journal), Threads(count) as threads:
-            p0s = [p0 for _, p0 in weightings]
             assigned = stratified_folds(source, executor, folds, seed) if stratify and folds else None
             parts = [Fold(folds, seed, fold, assigned) for fold in range(folds)]
-            search = Search(executor, source, radii, p0s, parts, tol, plan, seed, threads)
+            search = Search(executor, source, data.k_hat, radii, weights, parts, tol, plan, seed, threads)
             search.journal = journal
             iterations = search.solve(on_iteration)
             threads.finish()
@@ -225,8 +224,9 @@ class Search:
         self,
         executor: Executor,
         source: BlockSource,
+        k_hat: int,
         radii: Sequence[float],
-        weightings: Sequence[float],
+        weights: Sequence[str | float],
         folds: Sequence[Fold],
         tol: float,
         plan: SearchPlan,
@@ -238,7 +238,7 @@ class Search:
         data = source.data
         self.folds: list[Fold | None] = [*folds] or [None]
         sources = [replace(source, fold=fold) for fold in self.folds]
-        counted = executor.reduce(_count_labels, combine, data.blocks, tuple(sources))
+        counted = executor.reduce(_count_labels, combine, data.blocks, (tuple(sources), k_hat))
         #: Of the folds, where X^T X is small.
         self.curvatures: list[Curvature | None] = [None for _ in self.folds]
         self.paths: list[Path] = []
@@ -249,9 +249,11 @@ class Search:
                     f"fold {number} of {each.fold.n_folds} has {data.n_rows - n_rows} of the {data.n_rows} "
                     "rows, which leaves none to train on or none to score: use fewer folds"
                 )
-            for p0 in weightings:
+            own = int(np.flatnonzero(counted[f"{number}:rows_of_size"])[-1])
+            for place, weight in enumerate(weights):
+                p0 = resolve_p0(weight, own, data.n_labels, warn=False)
                 problem = Problem(
-                    executor, replace(each, basis=str(p0)), label_counts, radius=1.0, p0=p0, n_rows=n_rows
+                    executor, replace(each, basis=str(place)), label_counts, radius=1.0, p0=p0, n_rows=n_rows
                 )
                 self.paths.append(planned_path(problem, radii, tol, plan, (seed, len(self.paths))))
 
@@ -283,7 +285,8 @@ class Search:
         left = sum(len(path.unsolved) for path in self.unsolved)
         warnings.warn(
             f"{left} of {total} points are not solved to the tolerance after {MAX_ITERATIONS} iterations: "
-            "the table has their objectives and gaps at the last look; raise the tolerance or memory limit",
+            "the table has their objectives and gaps at the last look; raise the tolerance or memory limit, "
+            "scale the features (normalize='l2'), or compute in float64",
             stacklevel=3,
         )
         return MAX_ITERATIONS
@@ -405,11 +408,14 @@ class Search:
         ]
 
 
-def _count_labels(block: RowBlock, sources: tuple[BlockSource, ...]) -> Partial:
-    """Positives of each label and rows to train on, of every fold."""
+def _count_labels(block: RowBlock, asked: tuple[tuple[BlockSource, ...], int]) -> Partial:
+    """Positives of each label, rows to train on, and rows by their number of labels, of every fold."""
+    sources, k_hat = asked
     out: Partial = {}
     for number, source in enumerate(sources):
         labels = source.labels(block)
         out[f"{number}:labels"] = np.bincount(labels.indices, minlength=labels.shape[1])
         out[f"{number}:rows_there"] = np.array(labels.shape[0])
+        sizes = np.diff(labels.indptr)
+        out[f"{number}:rows_of_size"] = np.bincount(sizes, minlength=k_hat + 1)
     return out

@@ -16,7 +16,7 @@ __all__ = ["default_threshold", "label_probability", "resolve_p0"]
 Array = npt.NDArray[Any]
 
 
-def resolve_p0(weights: Any, k_hat: int, n_labels: int) -> float:
+def resolve_p0(weights: Any, k_hat: int, n_labels: int, *, warn: bool = True) -> float:
     """Return p0, the weight of inactive labels; active ones weigh p1 = 1 - p0.
 
     Parameters
@@ -27,6 +27,8 @@ def resolve_p0(weights: Any, k_hat: int, n_labels: int) -> float:
         Largest number of labels on a row.
     n_labels : int
         L.
+    warn : bool
+        Whether to warn of a p0 that favours zeros.
 
     Examples
     --------
@@ -42,7 +44,7 @@ def resolve_p0(weights: Any, k_hat: int, n_labels: int) -> float:
                 f"weights='sparsity' needs 2K < L, but K = {k_hat} and L = {n_labels} make p0 = 2K/L = "
                 f"{p0:.3g}: use weights='uniform' or a number between 0 and 1"
             )
-        if p0 >= 0.5:
+        if p0 >= 0.5 and warn:
             warnings.warn(
                 f"with K = {k_hat} and L = {n_labels} the sparsity weights p0 = {p0:.3g}, p1 = {1 - p0:.3g} "
                 "favour predicting nothing; weights='uniform' or a smaller number may serve better",

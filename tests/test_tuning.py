@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import pathlib
+import warnings
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +13,16 @@ import pytest
 from tuning_cases import assert_no_leak
 
 from dswml import search_plan
+from dswml.dataset import open_dataset
 from dswml.errors import UsageError
 from dswml.estimator import SparseWeightedClassifier
 from dswml.estimator_cv import SparseWeightedClassifierCV
 from dswml.executor import InProcessExecutor
 from dswml.folds import fold_of_rows
+from dswml.importers import import_dataset
 from dswml.path import MANY, Path, Point
 from dswml.sources import as_dataset
+from dswml.training import Parameters, train
 from dswml.tuning import Tuned, tune
 
 RADII = (2.0, 10.0, 40.0)
@@ -78,6 +84,46 @@ def test_the_search_takes_at_most_three_times_the_reads_of_its_dearest_fit(tuned
 
 def test_labels_of_held_out_rows_cannot_influence_their_fold(tuned: Tuned) -> None:
     assert_no_leak(tuned, search, problem(), FOLDS, SEED)
+
+
+def test_sparsity_weights_of_a_fold_are_those_of_its_training_rows() -> None:
+    X, _ = problem()
+    rows = np.arange(len(X))
+    Y = np.zeros((len(X), 40), dtype=np.uint8)
+    Y[rows, rows % 40] = Y[rows, (7 * rows + 1) % 40] = 1
+    folds = fold_of_rows(0, len(X), FOLDS, SEED)
+    fullest = int(np.flatnonzero(folds == 0)[0])
+    options: dict[str, Any] = {"radii": (10.0,), "weights": ("sparsity",), "folds": FOLDS, "seed": SEED}
+    with InProcessExecutor(1) as executor:
+        before = tune(as_dataset(X, Y), executor, **options).points[0]
+        Y[fullest, :9] = 1  # K, as all rows have it, depends on a row that the first fold holds out
+        after = tune(as_dataset(X, Y), executor, **options).points[0]
+    assert before.p0 < after.p0
+    assert before.objective[0] == after.objective[0]
+    for fold in range(FOLDS):
+        single = SparseWeightedClassifier(10.0, tol=1e-4).fit(X[folds != fold], Y[folds != fold])
+        assert after.objective[fold] == pytest.approx(single.objective_, rel=1e-3)
+
+
+def test_a_point_that_a_fold_never_solved_is_not_chosen(tuned: Tuned) -> None:
+    unsolved = replace(tuned.best, relative_gap=np.array([1e-4, np.inf, 1e-4]))
+    others = tuple(point for point in tuned.points if point is not tuned.best)
+    assert replace(tuned, points=(unsolved, *others)).best in others
+
+
+@pytest.mark.parametrize("normalize", [None, "l2"])
+def test_few_dense_features_in_single_precision_are_solved_at_all_radii(
+    real_data: pathlib.Path, tmp_path: pathlib.Path, normalize: Any
+) -> None:
+    import_dataset(real_data / "mulan" / "emotions.arff", str(tmp_path / "emotions.zarr"))
+    data = open_dataset(tmp_path / "emotions.zarr")
+    radii = (1.0, 5.0, 20.0)
+    with InProcessExecutor(2) as executor, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tuned = tune(data, executor, radii=radii, weights=("uniform", 0.3), folds=3, normalize=normalize)
+        dearest = train(data, Parameters(20.0, weights=0.3, normalize=normalize), executor)[1].passes
+    assert max(point.relative_gap.max() for point in tuned.points) <= 1e-3
+    assert tuned.passes <= 3 * dearest
 
 
 def test_the_path_without_folds_is_solved_on_all_rows_and_scores_nothing() -> None:

@@ -131,7 +131,9 @@ def run(setting: Setting) -> Result:
             fitted = scored = 0.0
             with accounted() as work_apart:
                 for point in tuned.points:
-                    parameters = Parameters(radius=point.radius, weights=point.p0, options=Options(tol=TOL))
+                    parameters = Parameters(
+                        radius=point.radius, weights=point.weights, options=Options(tol=TOL)
+                    )
                     begin = time.perf_counter()
                     model, solution = train(part, parameters, executor)
                     fitted += folds * (time.perf_counter() - begin)
@@ -248,7 +250,7 @@ def _by_commands(
     together = call("tune", data.url, "--radii", radii, "--folds", folds, "--tol", TOL)
     options = ("--model", model, "--overwrite", "--tol", TOL)
     apart = [
-        call("train", part.url, *options, "--radius", point.radius, "--weights", point.p0)
+        call("train", part.url, *options, "--radius", point.radius, "--weights", point.weights)
         + call("evaluate", model, held_out.url)
         for point in points[::SAMPLED]
     ]
