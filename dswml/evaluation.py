@@ -14,7 +14,7 @@ import math
 import os
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -243,6 +243,11 @@ class _Job:
     inverse_propensity: Array | None
     edges: Array | None = None
 
+    def projected(self, block: RowBlock, matrix: Any) -> Iterator[tuple[slice, Array]]:
+        """Yield pieces of the rows of a block with X U."""
+        place = self.data.url or "X"
+        return self.model.projected(matrix, normalized=self.normalized, first_row=block.start, place=place)
+
 
 def _check(data: Dataset, executor: Executor) -> None:
     with warnings.catch_warnings():
@@ -257,7 +262,7 @@ def _evaluate_block(block: RowBlock, job: _Job) -> Partial:
     matrix = job.data.read_x(block.start, block.stop)
     labels = job.data.read_y(block.start, block.stop)
     total: Partial | None = None
-    for rows, z in job.model.projected(matrix, normalized=job.normalized):
+    for rows, z in job.projected(block, matrix):
         partial = _evaluate_piece(labels[rows], z, job)
         total = partial if total is None else combine([total, partial])
     assert total is not None
@@ -328,7 +333,7 @@ def _active_scores(block: RowBlock, job: _Job) -> Array:
     return np.concatenate(
         [
             active_entry_scores(labels[rows], tile, first)
-            for rows, z in job.model.projected(matrix, normalized=job.normalized)
+            for rows, z in job.projected(block, matrix)
             for first, tile in score_tiles(z, job.model.m)
         ]
     )
@@ -352,7 +357,7 @@ def _sample_scores(block: RowBlock, job: _Job) -> tuple[Array, Array]:
     some = np.ascontiguousarray(m[:, columns])
     active: list[Array] = []
     inactive: list[Array] = []
-    for rows, z in job.model.projected(matrix, normalized=job.normalized):
+    for rows, z in job.projected(block, matrix):
         true = labels[rows]
         row = np.repeat(np.arange(len(z)), np.diff(true.indptr))
         active.append(np.einsum("ij,ji->i", z[row], m[:, true.indices]))

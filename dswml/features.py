@@ -150,12 +150,15 @@ def some_rows(matrix: Any, rows: Array) -> Any:
 
 
 def prepare(matrix: Any, normalize: str | None, intercept: float) -> Any:
-    """Scale rows to unit norm and append a constant column, as training and prediction both must."""
+    """Scale rows to unit norm and append a constant column, as training and prediction both must.
+
+    A row whose norm overflows comes out as NaN, not as zeros.
+    """
     if normalize == "l2":
         if sp.issparse(matrix):
             norms = np.empty(matrix.shape[0])
             kernels.row_norms(matrix.indptr, matrix.data, norms)
-            norms[norms == 0] = 1.0
+            norms[norms == 0], norms[np.isinf(norms)] = 1.0, np.nan
             data = (matrix.data / np.repeat(norms, np.diff(matrix.indptr))).astype(
                 np.result_type(matrix.data.dtype, np.float32), copy=False
             )
@@ -163,7 +166,7 @@ def prepare(matrix: Any, normalize: str | None, intercept: float) -> Any:
         else:
             matrix = np.asarray(matrix)
             norms = np.sqrt(np.einsum("ij,ij->i", matrix, matrix, dtype=np.float64))
-            norms[norms == 0] = 1.0
+            norms[norms == 0], norms[np.isinf(norms)] = 1.0, np.nan
             matrix = matrix / norms[:, None].astype(np.result_type(matrix.dtype, np.float32))
     if intercept:
         column = np.full((matrix.shape[0], 1), intercept, dtype=np.result_type(matrix.dtype, np.float32))

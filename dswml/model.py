@@ -188,10 +188,12 @@ class Model:
             labels[rows], scores[rows] = rank_labels(z, self.m, k)
         return labels, scores
 
-    def projected(self, matrix: Any, *, normalized: bool = False) -> Iterator[tuple[slice, Array]]:
+    def projected(
+        self, matrix: Any, *, normalized: bool = False, first_row: int = 0, place: str = "X"
+    ) -> Iterator[tuple[slice, Array]]:
         """Yield pieces of rows with X U; ``normalized`` where the rows have unit norm already."""
         normalize = None if normalized else self.normalize
-        return projected_pieces(matrix, self.u, self.n_labels, normalize, self.intercept)
+        return projected_pieces(matrix, self.u, self.n_labels, normalize, self.intercept, first_row, place)
 
     def _rows(self, X: Any) -> Any:
         """Return rows as the user has them as an array or CSR with the right number of columns."""

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import scipy.sparse as sp
 
 from . import kernels
-from .errors import UsageError
+from .errors import DataError, UsageError
 from .features import prepare
 from .selection import empty_top_k, labels_of_top_k, merge_top_k, select_at_threshold
 
@@ -110,7 +110,13 @@ class Rule:
 
 
 def projected_pieces(
-    matrix: Any, u: Array, n_labels: int, normalize: str | None = None, intercept: float = 0.0
+    matrix: Any,
+    u: Array,
+    n_labels: int,
+    normalize: str | None = None,
+    intercept: float = 0.0,
+    first_row: int = 0,
+    place: str = "X",
 ) -> Iterator[tuple[slice, Array]]:
     """Yield pieces of the rows, in order, with Z = prepare(X) U in float64.
 
@@ -122,6 +128,8 @@ def projected_pieces(
         Number of labels that the pieces are going to meet; with the rank it decides their size.
     normalize, intercept
         What is done to the rows first; see `dswml.features.prepare`.
+    first_row, place
+        Where the rows are from, for the error if one has scores that are not finite.
     """
     n_rows = matrix.shape[0]
     step = max(1, TILE_ENTRIES // max(min(n_labels, TILE_LABELS), u.shape[1], 1))
@@ -132,6 +140,12 @@ def projected_pieces(
         z = _product(prepare(matrix if step >= n_rows else matrix[rows], normalize, 0.0), left)
         if intercept:
             z += intercept * u[-1]
+        if not np.isfinite(z).all():
+            row = first_row + start + int(np.flatnonzero(~np.isfinite(z).all(axis=1))[0])
+            raise DataError(
+                f"row {row} of {place} has features that are NaN or infinite, or so large that its scores "
+                "overflow: mend that row or leave it out ('dswml validate STORE' names the entry)"
+            )
         yield rows, z
 
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.sparse as sp
+import zarr
 from distributed import Client
 from numpy.typing import NDArray
 from prediction_cases import (
@@ -33,6 +35,7 @@ from dswml.errors import DataError, UsageError
 from dswml.evaluation import Evaluation
 from dswml.executor import InProcessExecutor
 from dswml.importers import import_dataset
+from dswml.prediction import predict_dataset
 from dswml.stored import Dataset
 
 Array = NDArray[Any]
@@ -185,6 +188,17 @@ def test_arrays_and_places_are_evaluated_alike(data: Dataset, tmp_path: Path) ->
     assert same(first, evaluate(model, sp.csr_array(X), sp.csr_array(Y)))
     small = evaluate(model, X, Y, block_bytes=BLOCK_BYTES)
     assert small.scores["micro_f1"] == first.scores["micro_f1"]
+
+
+def test_a_row_that_cannot_be_scored_is_named_with_its_store(tmp_path: Path) -> None:
+    data = make_store(tmp_path / "d.zarr", sparse=True)
+    row = data.blocks[-1].start + 3
+    features: Any = zarr.open_group(tmp_path / "d.zarr", mode="r+")["X"]
+    features["data"][features["indptr"][row]] = np.nan
+    with InProcessExecutor(2) as executor:
+        for call in (evaluate, partial(predict_dataset, out=tmp_path / "out.zarr")):
+            with pytest.raises(DataError, match=f"row {row} of .*d.zarr has features that are NaN"):
+                call(smooth_model(), data, executor=executor)
 
 
 def test_labels_that_no_row_carries_are_evaluated_without_complaint() -> None:

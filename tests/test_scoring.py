@@ -144,8 +144,14 @@ def test_a_threshold_that_selects_far_too_much_is_refused(monkeypatch: pytest.Mo
         tied_model().predict(X, -9.0)
 
 
-def test_nan_is_not_a_score() -> None:
-    rows = X.copy()
-    rows[7, 0] = np.nan
-    with pytest.raises(DataError, match="row 7 of the block"):
-        tied_model(u=np.ones((D, R)), m=np.ones((R, L))).predict(rows)
+@pytest.mark.parametrize(("bad", "normalize"), [(np.nan, None), (np.inf, "l2"), (1e300, "l2")])
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_array])
+def test_a_row_without_finite_scores_is_named(form: Any, bad: float, normalize: str | None) -> None:
+    rows = X.astype(np.float64)
+    rows[7, 0] = bad
+    model = tied_model(u=np.ones((D, R)), m=np.ones((R, L)), normalize=normalize)
+    for call in (model.predict, model.predict_proba, model.predict_topk):
+        with pytest.raises(
+            DataError, match=r"^row 7 of X has features that are NaN or infinite, or so large"
+        ):
+            call(form(rows))
