@@ -151,7 +151,5 @@ def test_a_row_without_finite_scores_is_named(form: Any, bad: float, normalize: 
     rows[7, 0] = bad
     model = tied_model(u=np.ones((D, R)), m=np.ones((R, L)), normalize=normalize)
     for call in (model.predict, model.predict_proba, model.predict_topk):
-        with pytest.raises(
-            DataError, match=r"^row 7 of X has features that are NaN or infinite, or so large"
-        ):
+        with pytest.raises(DataError, match=r"^row 7 of X has features that are NaN or infinite"):
             call(form(rows))
