@@ -12,6 +12,7 @@ from dswml.cli import verb_options
 from dswml.cli_info import dataset_lines, describe_dataset
 from dswml.cli_predict import working
 from dswml.cluster import ClusterOptions, cluster_options
+from dswml.errors import UsageError
 from dswml.progress import format_seconds, reporting
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def _show(data: Dataset, as_json: bool, **more: Any) -> None:
     help="What says more about the labels: Mulan's XML, label names one a line, or the file with Y; "
     "without it a file beside SRC named after it.",
 )
+@click.option("--no-labels", is_flag=True, help="The rows have no labels: they are to be predicted alone.")
 @click.option("--normalize", type=click.Choice(["l2"]), help="Scale the rows of X to unit norm.")
 @click.option(
     "--on-error",
@@ -65,6 +67,7 @@ def import_(
     dest: str,
     format_: str,
     labels: str | None,
+    no_labels: bool,
     normalize: Literal["l2"] | None,
     on_error: Literal["raise", "skip"],
     zero_based: bool | None,
@@ -82,6 +85,8 @@ def import_(
     svmlight or Mulan's ARFF, plain or packed with gzip, bzip2 or zstd; a pair of .npz or .npy files; or an
     AnnData Zarr store. It is read twice: once to check and count, once to write.
     """
+    if no_labels and labels is not None:
+        raise UsageError(f"--no-labels and --labels {labels} exclude each other: the rows have labels or not")
     with working(cluster, quiet or as_json) as (executor, on_progress):
         from dswml.importers import import_dataset
 
@@ -89,7 +94,7 @@ def import_(
             src,
             dest,
             format=format_,
-            labels=labels,
+            labels=False if no_labels else labels,
             normalize=normalize,
             on_error=on_error,
             overwrite=overwrite,

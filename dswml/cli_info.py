@@ -61,12 +61,12 @@ def describe_dataset(data: Dataset) -> Description:
         "nnz_x": data.nnz_x,
         "nnz_y": data.nnz_y,
         "k_hat": data.k_hat,
-        "p0": data.p0,
-        "p0_note": weight_note(data.k_hat, data.n_labels),
+        "p0": data.p0 if data.n_labels else None,
+        "p0_note": weight_note(data.k_hat, data.n_labels) if data.n_labels else None,
         "x_sparse": data.is_sparse,
         "x_dtype": str(data.x_dtype),
         "x_density": data.nnz_x / (data.n_rows * data.n_features),
-        "y_density": data.nnz_y / (data.n_rows * data.n_labels),
+        "y_density": data.nnz_y / (data.n_rows * data.n_labels) if data.n_labels else None,
         "labels_per_row": data.nnz_y / data.n_rows,
         "rows_per_label": {
             "min": int(counts.min()),
@@ -74,7 +74,9 @@ def describe_dataset(data: Dataset) -> Description:
             "mean": float(counts.mean()),
             "max": int(counts.max()),
             "labels_without_row": int((counts == 0).sum()),
-        },
+        }
+        if data.n_labels
+        else None,
         "label_names": data.label_names is not None,
         "feature_names": data.feature_names is not None,
         "normalize": data.normalize,
@@ -93,20 +95,25 @@ def _scaling(normalize: str | None) -> str:
 def dataset_lines(found: Mapping[str, Any]) -> list[str]:
     """Write a description of `describe_dataset` for people."""
     kind = "sparse" if found["x_sparse"] else "dense"
-    rows = found["rows_per_label"]
     lines = [
         f"{found['url']}: data set",
         f"  rows        {found['n_rows']:,}, {_scaling(found['normalize'])}, row blocks: "
         f"{found['row_blocks']}",
         f"  features    {found['n_features']:,}, {kind} {found['x_dtype']}, {found['nnz_x']:,} entries "
         f"({100 * found['x_density']:.3g} %, {found['nnz_x'] / found['n_rows']:.4g} a row)",
-        f"  labels      {found['n_labels']:,}, {found['nnz_y']:,} ones "
-        f"({100 * found['y_density']:.3g} %, {found['labels_per_row']:.4g} a row)",
-        f"  K_hat       {found['k_hat']} labels on a row at most",
-        f"  p0          {found['p0']:.4g} = 2 K_hat / L",
-        f"  label rows  min {rows['min']:,}, median {rows['median']:,g}, mean {rows['mean']:,.4g}, "
-        f"max {rows['max']:,}; {rows['labels_without_row']:,} labels without a row",
     ]
+    rows = found["rows_per_label"]
+    if rows is None:
+        lines.append("  labels      none: the rows can be predicted, but nothing learnt from them")
+    else:
+        lines += [
+            f"  labels      {found['n_labels']:,}, {found['nnz_y']:,} ones "
+            f"({100 * found['y_density']:.3g} %, {found['labels_per_row']:.4g} a row)",
+            f"  K_hat       {found['k_hat']} labels on a row at most",
+            f"  p0          {found['p0']:.4g} = 2 K_hat / L",
+            f"  label rows  min {rows['min']:,}, median {rows['median']:,g}, mean {rows['mean']:,.4g}, "
+            f"max {rows['max']:,}; {rows['labels_without_row']:,} labels without a row",
+        ]
     if found["p0_note"]:
         lines.insert(6, f"              note: {found['p0_note']}")
     for name, array in found["arrays"].items():

@@ -136,8 +136,6 @@ def _create(
     feature_names: Sequence[str] | None,
     chunk_bytes: int | None,
 ) -> Dataset:
-    if data.n_labels == 0:
-        raise UsageError("a data set needs labels: Y is not given")
     resumable = not overwrite and _is_incomplete(url, storage_options)
     if isinstance(data, ArrayDataset) and not data.is_sparse:
         shape = (data.n_rows, data.n_features)

@@ -13,7 +13,7 @@ import zarr
 
 from dswml.arff import arff_rows, parse_label_names, read_arff_header
 from dswml.errors import DataError, UsageError, telling
-from dswml.matrices import MatrixFile, MatrixRows, NpyFile, NpzFile, ZarrMatrix, check_room
+from dswml.matrices import MatrixFile, MatrixRows, NoLabelsFile, NpyFile, NpzFile, ZarrMatrix, check_room
 from dswml.rows import MAX_FEATURES, MAX_LABELS, SVMLIGHT, XMLREPO, LabelledRows
 from dswml.storage import absolute_url, filesystem
 from dswml.survey import RowSource
@@ -22,6 +22,9 @@ from dswml.textfile import SLICE_BYTES, TextFile, TextRows, identity
 __all__ = ["FORMATS", "Prepared", "detect_format", "prepare"]
 
 FORMATS = ("xmlrepo", "svmlight", "arff", "npz", "npy", "anndata")
+
+#: What says more about the labels; False where there are none.
+Labels = str | os.PathLike[str] | Literal[False] | None
 
 #: Largest companion file (label names, XML), and largest header of an ARFF file.
 MAX_COMPANION_BYTES = 256 * 2**20
@@ -114,7 +117,7 @@ def prepare(
     src: str | os.PathLike[str],
     *,
     format: str = "auto",
-    labels: str | os.PathLike[str] | None = None,
+    labels: Labels = None,
     zero_based: bool | Literal["auto"] = "auto",
     dtype: str = "float32",
     storage_options: Mapping[str, Any] | None = None,
@@ -135,7 +138,7 @@ def prepare(
     file = TextFile.open(place, options)
     if kind == "arff":
         return _prepare_arff(file, labels, dtype)
-    names, companions = _label_names(file, labels, ".labels.txt")
+    names, companions = (None, ()) if labels is False else _label_names(file, labels, ".labels.txt")
     if kind == "xmlrepo":
         return _prepare_xmlrepo(file, names, companions, dtype)
     return _prepare_svmlight(file, names, companions, zero_based, dtype)
@@ -242,13 +245,14 @@ def _prepare_svmlight(
     )
 
 
-def _prepare_arff(file: TextFile, labels: str | os.PathLike[str] | None, dtype: str) -> Prepared:
+def _prepare_arff(file: TextFile, labels: Labels, dtype: str) -> Prepared:
     header = read_arff_header(file.lines(), place=file.url, max_bytes=MAX_COMPANION_BYTES)
-    names, companions = _label_names(file, labels, ".xml")
+    names, companions = ((), ()) if labels is False else _label_names(file, labels, ".xml")
     if names is None:
         raise UsageError(
             f"{file.url} does not say which attributes are labels, and no XML of the same name is beside it: "
-            "name Mulan's XML with --labels (labels=)"
+            "name Mulan's XML with --labels (labels=), or say that there are none with --no-labels "
+            "(labels=False)"
         )
     sparse = False
     for number, line in enumerate(file.lines()):
@@ -284,13 +288,16 @@ def _matrix_file(url: str) -> MatrixFile:
     raise DataError(f"{url} is neither a .npy nor a .npz file")
 
 
-def _prepare_matrices(place: str, kind: str, labels: str | os.PathLike[str] | None, dtype: str) -> Prepared:
+def _prepare_matrices(place: str, kind: str, labels: Labels, dtype: str) -> Prepared:
+    if labels is False:
+        x = _matrix_file(place)
+        return _prepared_pair(kind, x, NoLabelsFile(place, x.shape[0]), dtype)
     if labels is None:
         url = _labels_beside(place)
         if url is None:
             raise UsageError(
                 f"no file with the labels was found beside {place} (its name with Y for X): "
-                "name it with --labels (labels=)"
+                "name it with --labels (labels=), or say that there is none with --no-labels (labels=False)"
             )
     else:
         url = absolute_url(labels)
@@ -333,10 +340,14 @@ def _prepared_pair(
     )
 
 
-def _prepare_anndata(
-    place: str, labels: str | os.PathLike[str] | None, dtype: str, options: Mapping[str, Any]
-) -> Prepared:
+def _prepare_anndata(place: str, labels: Labels, dtype: str, options: Mapping[str, Any]) -> Prepared:
     root = _open_anndata(place, options)
+    if "X" not in root:
+        raise DataError(f"{place} has no X")
+    x = ZarrMatrix(place, "X", options)
+    feature_names = _index_names(root, "var", x.shape[1])
+    if labels is False:
+        return _prepared_pair("anndata", x, NoLabelsFile(place, x.shape[0]), dtype, (), feature_names)
     where = "obsm/Y" if labels is None else os.fspath(labels)
     paths = [path for path in (where, f"obsm/{where}") if path in root]
     if paths:
@@ -348,12 +359,10 @@ def _prepare_anndata(
         there = sorted(obsm.keys()) if isinstance(obsm, zarr.Group) else []
         raise UsageError(
             f"{place} has no labels at {where}; its obsm holds {', '.join(there) or 'nothing'}: "
-            "say where they are with --labels (labels=), in the store or in another"
+            "say where they are with --labels (labels=), in the store or in another, or that there are none "
+            "with --no-labels (labels=False)"
         )
-    if "X" not in root:
-        raise DataError(f"{place} has no X")
-    x = ZarrMatrix(place, "X", options)
-    return _prepared_pair("anndata", x, y, dtype, (), _index_names(root, "var", x.shape[1]), y.columns)
+    return _prepared_pair("anndata", x, y, dtype, (), feature_names, y.columns)
 
 
 def _open_anndata(place: str, options: Mapping[str, Any]) -> zarr.Group:

@@ -15,7 +15,7 @@ import numpy as np
 from dswml.errors import DataError, StoreExistsError, UsageError
 from dswml.executor import Executor, InProcessExecutor
 from dswml.filling import fill_piece, fill_pieces
-from dswml.formats import FORMATS, Prepared, prepare
+from dswml.formats import FORMATS, Labels, Prepared, prepare
 from dswml.pieces import plan_pieces
 from dswml.rows import LabelledRows
 from dswml.storage import absolute_url, filesystem, open_group, store_exists
@@ -84,7 +84,7 @@ def import_dataset(
     dest: str | os.PathLike[str],
     *,
     format: str = "auto",
-    labels: str | os.PathLike[str] | None = None,
+    labels: Labels = None,
     normalize: Normalize = None,
     on_error: Literal["raise", "skip"] = "raise",
     overwrite: bool = False,
@@ -112,12 +112,13 @@ def import_dataset(
         Where the store is to be.
     format : str
         One of `FORMATS`; by default found from the content.
-    labels : str or path, optional
-        What says more about the labels. For ``arff``: Mulan's XML, or a text with one name a line; without
-        it the ``.xml`` of the same name (``name.xml`` for ``name-train.arff`` too). For ``xmlrepo`` and
-        ``svmlight``: label names, one a line; without it ``name.labels.txt``, if there is one. For ``npz``
-        and ``npy``: the file with Y; without it the name with Y for X. For ``anndata``: a member of ``obsm``
-        (dense, CSR or data frame) or the path of another Zarr store; without it ``obsm/Y``.
+    labels : str, path or False, optional
+        False: the rows have none, and are to be predicted alone. Otherwise what says more about the labels.
+        For ``arff``: Mulan's XML, or a text with one name a line; without it the ``.xml`` of the same name
+        (``name.xml`` for ``name-train.arff`` too). For ``xmlrepo`` and ``svmlight``: label names, one a
+        line; without it ``name.labels.txt``, if there is one. For ``npz`` and ``npy``: the file with Y;
+        without it the name with Y for X. For ``anndata``: a member of ``obsm`` (dense, CSR or data frame)
+        or the path of another Zarr store; without it ``obsm/Y``.
     normalize : None or "l2"
         Scale the rows of X to unit Euclidean norm, in float64, before they are stored.
     on_error : {"raise", "skip"}
@@ -198,7 +199,7 @@ def import_dataset(
         _compare_origin(dest_url, dest_options, origin)
     with nullcontext(executor) if executor is not None else InProcessExecutor() as runner:
         survey = _survey(prepared.source, segment_bytes, on_error == "skip", runner, on_progress)
-        prepared = _settle(prepared, survey)
+        prepared = _settle(prepared, survey, unlabelled=labels is False)
         if writer is None:
             writer = _create(prepared, survey, dest_url, dest_options, origin, overwrite)
         _write(prepared, survey, writer, normalize, segment_bytes, runner, on_progress)
@@ -330,7 +331,7 @@ def _bad_lines(source: RowSource, survey: Survey) -> list[str]:
     return [f"{source.url}, line {first + bad.line}: {bad.reason}" for bad in survey.bad]
 
 
-def _settle(prepared: Prepared, survey: Survey) -> Prepared:
+def _settle(prepared: Prepared, survey: Survey, *, unlabelled: bool) -> Prepared:
     """Complete what is known of the source by what was found in it, or say where they differ."""
     source, url = prepared.source, prepared.source.url
     skipped = f" and {survey.n_bad} lines that were skipped" if survey.n_bad else ""
@@ -345,8 +346,11 @@ def _settle(prepared: Prepared, survey: Survey) -> Prepared:
         n_rows -= surplus
     if n_rows == 0:
         raise DataError(f"{url} holds no rows{skipped}")
-    if survey.nnz_y == 0:
-        raise DataError(f"no row of {url} has a label: a data set needs labels")
+    if survey.nnz_y == 0 and not unlabelled:
+        raise DataError(
+            f"no row of {url} has a label: if its rows are to be predicted alone, say so with --no-labels "
+            "(labels=False)"
+        )
     base, n_features = prepared.base, prepared.n_features
     if base == "auto":
         base = 1 if 0 < survey.first_feature <= survey.last_feature else 0

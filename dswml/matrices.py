@@ -72,6 +72,26 @@ class MatrixFile(ABC):
 
 
 @dataclass(frozen=True)
+class NoLabelsFile(MatrixFile):
+    """The labels of rows that have none: a matrix without columns, of so many rows."""
+
+    place: str
+    n_rows: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.n_rows, 0
+
+    @property
+    def nnz(self) -> int | None:
+        return 0
+
+    @contextmanager
+    def open(self) -> Iterator[ReadRows]:
+        yield lambda start, stop: sp.csr_array((stop - start, 0))
+
+
+@dataclass(frozen=True)
 class NpyFile(MatrixFile):
     """A dense matrix in a local .npy file, mapped into memory; objects in it are refused."""
 

@@ -132,6 +132,7 @@ def tune(
         raise UsageError(f"radii must be positive, finite numbers, at least one; got {list(radii)!r}")
     if not len(weights):
         raise UsageError("weights must have at least one entry, such as 'sparsity'; got none")
+    weightings = [(weight, resolve_p0(weight, data.k_hat, data.n_labels)) for weight in weights]
     scoring = None
     if folds:
         scoring = plan_scoring(
@@ -156,7 +157,6 @@ def tune(
     )
     results = max(plan.result_nbytes, 0 if scoring is None else scoring.nbytes)
     check_room(data.block_nbytes, executor, results)
-    weightings = [(weight, resolve_p0(weight, data.k_hat, data.n_labels)) for weight in weights]
     if folds and score == "weighted_hamming_loss" and len({p0 for _, p0 in weightings}) > 1:
         raise UsageError(
             f"the weighted Hamming loss is weighted by p0, so that points of the weights {list(weights)!r} "

@@ -35,6 +35,10 @@ def resolve_p0(weights: Any, k_hat: int, n_labels: int, *, warn: bool = True) ->
     >>> resolve_p0("sparsity", k_hat=5, n_labels=200)
     0.05
     """
+    if not n_labels:
+        raise UsageError(
+            "the data have no labels: they can be predicted ('dswml predict'), but nothing learnt from them"
+        )
     if weights == "uniform":
         return 0.5
     if weights == "sparsity":

@@ -141,8 +141,6 @@ class DatasetWriter:
         dtype = np.dtype(x_dtype)
         if dtype not in (np.float32, np.float64):
             raise UsageError(f"X is stored as float32 or float64, not {dtype}")
-        if n_labels < 1:
-            raise UsageError(f"a data set needs labels, not {n_labels}")
         for what, names, count in (("label", label_names, n_labels), ("feature", feature_names, n_features)):
             if names is not None and len(names) != count:
                 raise DataError(f"{len(names)} {what} names are given for {count} {what}s")

@@ -9,13 +9,16 @@ import signal
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
+import anndata
 import numpy as np
 import pytest
+import scipy.sparse as sp
 from click.testing import CliRunner, Result
-from prediction_cases import L, N, contents, make_store, names, rows_and_labels, slow_data, tied_model
+from prediction_cases import D, L, N, contents, make_store, names, rows_and_labels, slow_data, tied_model
 
 from dswml import evaluate, predict_dataset
 from dswml.cli import cli
@@ -222,3 +225,46 @@ def test_info_tells_how_a_model_chooses_labels(tmp_path: Path) -> None:
     assert "predicted: score >= the label's own threshold" in dswml("info", tmp_path / "own.zarr").stdout
     found = json.loads(dswml("info", tmp_path / "ranked.zarr", "--json").stdout)
     assert (found["rule"], found["top_k"], found["label_thresholds"]) == ("the 4 best", 4, False)
+
+
+# Rows without labels
+
+
+def unlabelled(form: str, folder: Path) -> Path:
+    """The features alone, in a file."""
+    file = folder / f"rows.{form}"
+    if form == "npy":
+        np.save(file, X)
+    elif form == "npz":
+        sp.save_npz(file, sp.csr_array(X))
+    elif form == "zarr":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            anndata.AnnData(X=X).write_zarr(file)
+    else:
+        header = f"{N} {D} {L}\n" if form == "txt" else ""
+        lines = (" ".join(f"{j + (form == 'svm')}:{x:g}" for j, x in enumerate(row) if x) for row in X)
+        file.write_text(header + "".join(f" {line}\n" for line in lines))
+    return file
+
+
+@pytest.mark.parametrize("form", ["npy", "npz", "txt", "svm", "zarr"])
+def test_rows_without_labels_are_imported_when_asked_for_and_predicted(
+    place: Path, tmp_path: Path, form: str
+) -> None:
+    file, store = unlabelled(form, tmp_path), tmp_path / "u.zarr"
+    refused = dswml("import", file, store)
+    assert (refused.exit_code in (2, 3), "--no-labels" in refused.stderr) == (True, True), refused.output
+    told = dswml("import", file, store, "--no-labels", "--dtype", "float64")
+    assert told.exit_code == 0, told.output
+    assert dswml("validate", store).exit_code == 0
+    for data in ("d.zarr", "u.zarr"):
+        source = (place if data == "d.zarr" else tmp_path) / data
+        done = dswml("predict", place / "m.zarr", source, tmp_path / f"{data}.csv", "--format", "csv")
+        assert done.exit_code == 0, done.output
+    assert (tmp_path / "u.zarr.csv").read_bytes() == (tmp_path / "d.zarr.csv").read_bytes()
+    if form != "txt":  # whose header tells how many labels there are
+        assert "labels      none: the rows can be predicted" in dswml("info", store).stdout
+        for verb in (("train", store, "--model", tmp_path / "x.zarr"), ("tune", store)):
+            learnt = dswml(*verb, "--weights", "uniform")
+            assert (learnt.exit_code, "the data have no labels" in learnt.stderr) == (2, True)
