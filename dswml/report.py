@@ -1,24 +1,29 @@
-"""The report of a model: one HTML file that shows what was trained, how it went, and how good it is."""
+"""The report of a model or a run: one HTML file that shows what was trained, how it went, how good it is."""
 
 from __future__ import annotations
 
 import os
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
+from . import report_search
 from . import report_sections as write
 from .blocks import DEFAULT_BLOCK_BYTES
-from .errors import DataError, StoreExistsError, telling
+from .errors import DataError, StoreExistsError, UsageError, telling
 from .evaluation import Evaluation, evaluate
 from .evaluation_tables import percent
 from .executor import Executor
+from .hiding import public_name
 from .model import Model, load_model
 from .progress import OnProgress
 from .report_page import Section, page, tiles
 from .roc import Auc
+from .run_file import SearchState, is_run, read_run
 from .search_record import curve_of
 from .sources import as_dataset
 from .storage import absolute_url, filesystem, store_exists
@@ -61,15 +66,16 @@ def write_report(
     on_progress: OnProgress | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Report:
-    """Write the report of a model: a page that needs no network and no script.
+    """Write the report of a model or a run: a page that needs no network and no script.
 
     Without data it tells how the model was trained, its spectrum and the search that chose it, if there
-    was one. With data come metrics, threshold curve and ROC, and how well each label is predicted.
+    was one. With data come metrics, threshold curve and ROC, and how well each label is predicted. Of a run,
+    the newest checkpoint is shown: its model, or of a search how far the points of the grid are.
 
     Parameters
     ----------
     model : Model, str or path
-        A model or the place of one.
+        A model, the place of one, or the folder of checkpoints of a run.
     out : str or path
         The HTML file to write, a local path or fsspec URL.
     X, Y : optional
@@ -101,8 +107,15 @@ def write_report(
     name = "a model"
     damage: AbstractContextManager[None] = nullcontext()
     if not isinstance(model, Model):
-        name, model = public_name(model), load_model(model, storage_options=storage_options)
+        url, name = model, public_name(model)
         damage = telling(f"the attributes of {name} are damaged: train again")
+        if is_run(url, storage_options):
+            state = read_run(url, storage_options)
+            if isinstance(state, SearchState):
+                return _write_search(state, name, place, X, storage_options)
+            model = state
+        else:
+            model = load_model(url, storage_options=storage_options)
     found, names, rows = None, model.label_names, ""
     if X is not None:
         if Y is None and isinstance(X, str | os.PathLike):
@@ -113,23 +126,38 @@ def write_report(
         rows = _rows(model, data)
     with damage:
         sections, left_out = _sections(model, found, names, rows, k)
-        content = page(f"Report of {name}", _lead(model), _top(model, found), sections, left_out).encode()
-    _put(place, content, storage_options)
-    return Report(place, len(content), tuple(each.key for each in sections), tuple(left_out))
+        content = page(f"Report of {name}", _lead(model), _top(model, found), sections, left_out)
+    return _put(place, content, sections, left_out, storage_options)
 
 
-def public_name(url: str | os.PathLike[str]) -> str:
-    """Return the last part of a path or URL: nothing of users, passwords, tokens and folders.
-
-    Examples
-    --------
-    >>> public_name("https://user:word@host/a/b.zarr?token=1/2"), public_name("s3://key:word@bucket")
-    ('b.zarr', 'bucket')
-    """
-    text = absolute_url(url)
-    if "://" in text:
-        text = text.split("?")[0].split("#")[0].rstrip("/")
-    return text.rsplit("/", 1)[-1].rsplit("@", 1)[-1]
+def _write_search(
+    state: SearchState, name: str, place: str, X: Any, storage_options: Mapping[str, Any] | None
+) -> Report:
+    if X is not None:
+        raise UsageError(
+            f"{name} is a search that has no model yet: leave out the data (--data), or report the model "
+            "that 'dswml tune STORE --model MODEL' writes at its end"
+        )
+    grid = report_search.grid(state)
+    sections = [report_search.searching(state), *([] if grid is None else [grid])]
+    solved, total = (
+        sum(int(count(point["solved"])) for point in state.points) for count in (np.sum, np.size)
+    )
+    left_out = [
+        *(["No point of the grid has been looked at yet."] if grid is None else []),
+        "No model, spectrum and scores: the search ends with them, and 'dswml tune' with --resume goes on.",
+    ]
+    top = tiles(
+        [
+            ("stopped at checkpoint " + str(state.number), "Unfinished"),
+            ("solved, of points times folds", f"{solved} of {total}"),
+            ("passes over X", f"{state.passes}"),
+        ]
+    )
+    lead = f"A search of {len(state.points)} points, stopped or still going on."
+    return _put(
+        place, page(f"Report of {name}", lead, top, sections, left_out), sections, left_out, storage_options
+    )
 
 
 def _rows(model: Model, data: Dataset) -> str:
@@ -175,9 +203,10 @@ def _top(model: Model, found: Evaluation | None) -> str:
     figures = [("rank of W", f"{model.rank}")]
     info = model.info
     if "objective" in info:
+        status = write.status(info)
         kind = "certified" if info.get("certificate") else "estimated"
         figures = [
-            ("status", info["status"].capitalize()),
+            (status[1], status[0]),
             (f"relative gap, {kind}", f"{info['relative_gap']:.2g}"),
             ("passes over X", f"{info['passes']}"),
             *figures,
@@ -201,12 +230,20 @@ def _check_place(place: str, overwrite: bool, storage_options: Mapping[str, Any]
         raise StoreExistsError(f"{place} exists: choose another place, or overwrite=True (--overwrite)")
 
 
-def _put(place: str, content: bytes, storage_options: Mapping[str, Any] | None) -> None:
-    """Write a file that is there as a whole or not at all."""
+def _put(
+    place: str,
+    text: str,
+    sections: Sequence[Section],
+    left_out: Sequence[str],
+    storage_options: Mapping[str, Any] | None,
+) -> Report:
+    """Write a page as a whole or not at all."""
+    content = text.encode()
+    done = Report(place, len(content), tuple(each.key for each in sections), tuple(left_out))
     if "://" in place:  # an object store shows a file when it is all there
         fs, path = filesystem(place, storage_options)
         fs.pipe_file(path, content)
-        return
+        return done
     aside = f"{place}.{uuid.uuid4().hex[:8]}.partial"
     try:
         os.makedirs(os.path.dirname(place), exist_ok=True)
@@ -217,3 +254,4 @@ def _put(place: str, content: bytes, storage_options: Mapping[str, Any] | None) 
         with suppress(OSError):
             os.remove(aside)
         raise DataError(f"the report {place} cannot be written: {error}") from error
+    return done

@@ -70,6 +70,7 @@ th,td{padding:.3rem .7rem .3rem 0;border-bottom:1px solid var(--rule);text-align
 vertical-align:top}
 th:first-child{text-align:left;font-weight:500}
 thead th{color:var(--soft);font-weight:500;font-size:.85rem}
+.facts{margin:.6rem 0 1.2rem}
 .facts td{text-align:left;white-space:normal;overflow-wrap:anywhere}
 .facts th{color:var(--soft);font-weight:400}
 .long{white-space:normal;overflow-wrap:break-word;min-width:8rem;max-width:18rem}
@@ -151,12 +152,12 @@ def table(caption: str, header: Sequence[str], lines: Sequence[Sequence[str]], *
     )
 
 
-def facts(lines: Sequence[tuple[str, str]]) -> str:
-    """Return names and what is said of them."""
+def facts(caption: str, lines: Sequence[tuple[str, str]]) -> str:
+    """Return names and what is said of them; the caption is told, not shown."""
     rows = "".join(
         f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in lines
     )
-    return f'<div class="scroll"><table class="facts"><tbody>{rows}</tbody></table></div>'
+    return f'<table class="facts" aria-label="{escape(caption)}"><tbody>{rows}</tbody></table>'
 
 
 def tiles(figures: Sequence[tuple[str, str]]) -> str:

@@ -21,7 +21,19 @@ from .rules import KINDS, direction
 from .search_record import thinned
 from .solution import Certificate
 
-__all__ = ["convergence", "cross_validation", "labels", "metrics", "spectrum", "thresholds", "training"]
+__all__ = [
+    "convergence",
+    "cross_validation",
+    "data_lines",
+    "known",
+    "labels",
+    "metrics",
+    "spectrum",
+    "status",
+    "thresholds",
+    "training",
+    "versions_lines",
+]
 
 Array = npt.NDArray[Any]
 
@@ -29,18 +41,19 @@ Array = npt.NDArray[Any]
 MAX_MARKS, MAX_CURVE, LISTED, NAME_LENGTH = 800, 200, 10, 60
 #: Rows of the data that a label must have to be listed as well or badly predicted.
 FEWEST_ROWS = 5
+#: Why a fit ended before its tolerance was reached.
+_ENDS = {
+    "MAXITER": "at its most iterations",
+    "MAXPASSES": "at its most passes",
+    "TIMEOUT": "at its time limit",
+    "INTERRUPTED": "as asked",
+}
 
 
 def training(model: Model) -> Section:
     """What was trained on what."""
-    info, data = model.info, model.info.get("data", {})
-    rows = f"{data['n_rows']:,} rows (N), " if "n_rows" in data else ""
-    each = f", {data['nnz_y'] / data['n_rows']:.3g} labels a row" if "nnz_y" in data else ""
-    lines = [("Data", f"{rows}{model.n_features:,} features (D), {model.n_labels:,} labels (L){each}")]
-    if "fingerprint" in data:
-        lines.append(("Data fingerprint", data["fingerprint"]))
-    if "k_hat" in info:
-        lines.append(("K_hat", f"{info['k_hat']} labels on a row at most"))
+    info = model.info
+    lines = data_lines(info, model.n_features, model.n_labels)
     parameters = info.get("parameters", {})
     weights = f" ({parameters['weights']} weights)" if isinstance(parameters.get("weights"), str) else ""
     lines.append(("p0", f"{model.p0:.4g}{weights}, the weight of inactive labels"))
@@ -53,10 +66,28 @@ def training(model: Model) -> Section:
     lines.append(("Rank of W", f"{model.rank}"))
     if "objective" in info:
         lines += _fit(info)
-    if "versions" in info:
-        lines.append(("Versions", ", ".join(f"{name} {number}" for name, number in info["versions"].items())))
-    lines.append(("Model fingerprint", model.fingerprint))
-    return Section("training", "What was trained", facts(lines))
+    lines += [*versions_lines(info), ("Model fingerprint", model.fingerprint)]
+    return Section("training", "What was trained", facts("What was trained", lines))
+
+
+def data_lines(info: Mapping[str, Any], n_features: int, n_labels: int) -> list[tuple[str, str]]:
+    """What it was trained on."""
+    data = info.get("data", {})
+    name = f"{data['name']}: " if "name" in data else ""
+    rows = f"{data['n_rows']:,} rows (N), " if "n_rows" in data else ""
+    each = f", {data['nnz_y'] / data['n_rows']:.3g} labels a row" if "nnz_y" in data else ""
+    lines = [("Data", f"{name}{rows}{n_features:,} features (D), {n_labels:,} labels (L){each}")]
+    if "fingerprint" in data:
+        lines.append(("Data fingerprint", data["fingerprint"]))
+    if "k_hat" in info:
+        lines.append(("K_hat", f"{info['k_hat']} labels on a row at most"))
+    return lines
+
+
+def versions_lines(info: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What software was at work, if that is known."""
+    versions = ", ".join(f"{name} {number}" for name, number in info.get("versions", {}).items())
+    return [("Versions", versions)] if versions else []
 
 
 def _is_tuned(model: Model) -> bool:
@@ -69,12 +100,25 @@ def _fit(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     certificate = info.get("certificate")
     known = "an estimate, not certified" if certificate is None else str(Certificate(**certificate))
     return [
-        ("Status", info["status"]),
+        ("Status", ": ".join(status(info))),
         ("Objective", f"{info['objective']:.6g}"),
         ("Relative gap", f"{info['relative_gap']:.3g} ({known})"),
         ("Work", f"{info['passes']} passes over X, {info['iterations']} iterations"),
         ("Time", format_seconds(info["seconds"])),
     ]
+
+
+def status(info: Mapping[str, Any]) -> tuple[str, str]:
+    """In one word how a fit ended, and in some more why."""
+    tol = info.get("parameters", {}).get("options", {}).get("tol")
+    goal = "the tolerance" if tol is None else f"the tolerance of {tol:g}"
+    if info["status"] == "OPTIMAL":
+        return "Optimal", f"{goal} was reached"
+    reached = info.get("certificate") is None and tol is not None and info["relative_gap"] <= tol
+    missed = f"{goal} was reached by an estimate only" if reached else f"{goal} was not reached"
+    if info["status"] == "CHECKPOINT":
+        return "Unfinished", f"stopped at checkpoint {info['checkpoint']}, {missed}"
+    return "Stopped", f"{_ENDS.get(info['status'], info['status'])}, {missed}"
 
 
 def convergence(model: Model) -> Section | None:
@@ -211,8 +255,8 @@ def cross_validation(search: Mapping[str, Any]) -> Section:
     )
     lines = [
         (f"{point['radius']:g}", str(point["weights"]), f"{point['p0']:.4g}", _plus_minus(point),
-         _known(point["best_f1"]), _known(point["threshold"]), f"{point['rank']:.0f}",
-         _known(point["relative_gap"], ".1e"), _remark(point, chosen, best, frugal))
+         known(point["best_f1"]), known(point["threshold"]), f"{point['rank']:.0f}",
+         known(point["relative_gap"], ".1e"), _remark(point, chosen, best, frugal))
         for point in points
     ]  # fmt: skip
     gap = "gap" if search.get("gaps_certified", True) else "gap, estimated"
@@ -273,7 +317,7 @@ def metrics(found: Evaluation, k: int, rows: str) -> Section:
     content = (
         f"<p>On {escape(rows)}. Predicted: {escape(found.rule)}. Figures in per cent.</p>"
         f'<div class="tables">{table("Predicted labels", *sets)}{table("Rankings", *rankings)}</div>'
-        + facts(summary(found))
+        + facts("Other figures", summary(found))
     )
     return Section("metrics", "Metrics", content)
 
@@ -354,12 +398,13 @@ def _floats(values: Any) -> Array:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _known(value: float | None, form: str = ".4g") -> str:
+def known(value: float | None, form: str = ".4g") -> str:
+    """Write a number, and nothing for none."""
     return "" if value is None else format(value, form)
 
 
 def _plus_minus(point: Mapping[str, Any]) -> str:
-    return f"{_known(point['mean'], '#.4g')} ± {_known(point['standard_error'], '#.2g')}"
+    return f"{known(point['mean'], '#.4g')} ± {known(point['standard_error'], '#.2g')}"
 
 
 def _words(score: str) -> str:

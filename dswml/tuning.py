@@ -43,6 +43,7 @@ from .stored import Dataset
 from .stratify import stratified_folds
 from .sweep import Partial, Sweep, combine, sweep_block_together
 from .threads import Threads
+from .training import data_facts
 from .weights import resolve_p0
 
 __all__ = ["GridPoint", "Tuned", "tune"]
@@ -177,7 +178,15 @@ def tune(
         "memory_limit": memory_limit,
         "assemble": plan.assemble,
     }
-    journal = begin(checkpoint, request, n_rows=data.n_rows, limit=memory_limit, stop=stop, announce=announce)
+    journal = begin(
+        checkpoint,
+        request,
+        n_rows=data.n_rows,
+        limit=memory_limit,
+        stop=stop,
+        announce=announce,
+        about={"info": data_facts(data), "p0": [p0 for _, p0 in weightings]},
+    )
     count = max(min(executor.n_slots, len(os.sched_getaffinity(0))), 1)
     try:
         with one_blas_thread(), saving(journal), Threads(count) as threads:

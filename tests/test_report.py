@@ -22,7 +22,7 @@ from dswml import Model, SparseWeightedClassifierCV, create_dataset, load_model,
 from dswml.cli import cli
 from dswml.errors import StoreExistsError
 from dswml.frank_wolfe import Record
-from dswml.report import public_name
+from dswml.hiding import public_name
 from dswml.search_record import searched
 from dswml.tuning import GridPoint, Tuned
 
@@ -133,6 +133,10 @@ def read(path: Path) -> Reader:
     return Reader(path.read_text(encoding="utf-8"))
 
 
+def facts_of(path: Path) -> dict[str, str]:
+    return {row[0]: row[1] for row in read(path).tables[""] if len(row) == 2}
+
+
 # What is in it
 
 
@@ -156,7 +160,7 @@ def test_everything_is_there_in_order(place: Path) -> None:
 
 def test_facts_are_those_of_the_model(place: Path) -> None:
     model = load_model(place / "m.zarr")
-    facts = dict(row for row in read(place / "r.html").tables[""] if len(row) == 2)
+    facts = facts_of(place / "r.html")
     info = model.info
     assert facts["Data"].startswith(f"160 rows (N), {D} features (D), {L} labels (L)")
     assert facts["Data fingerprint"] == info["data"]["fingerprint"]
@@ -164,7 +168,8 @@ def test_facts_are_those_of_the_model(place: Path) -> None:
     assert facts["Radius"].startswith(f"{info['parameters']['radius']:g},")
     assert facts["p0"].startswith(f"{model.p0:.4g}")
     assert facts["K_hat"].startswith(f"{Y[:160].sum(axis=1).max()} ")
-    assert (facts["Status"], facts["Rank of W"]) == ("OPTIMAL", str(model.rank))
+    assert facts["Status"] == "Optimal: the tolerance of 0.01 was reached"
+    assert facts["Rank of W"] == str(model.rank)
     assert "certified" in facts["Relative gap"]
     assert f"{info['passes']} passes" in facts["Work"]
     assert f"zarr {info['versions']['zarr']}" in facts["Versions"]
@@ -348,6 +353,92 @@ def test_many_labels_make_a_small_page(tmp_path: Path) -> None:
 def test_rows_the_model_has_seen_are_told(fitted: SparseWeightedClassifierCV, tmp_path: Path) -> None:
     write_report(fitted.model_, tmp_path / "r.html", X[:160], Y[:160])
     assert "which the model was trained on" in (tmp_path / "r.html").read_text()
+
+
+# Of a run
+
+
+def begun(folder: Path, *arguments: str) -> Result:
+    """Train on rows in a folder with a checkpoint after every pass."""
+    create_dataset(folder / "t.zarr", X[:160], Y[:160], label_names=NAMES)
+    where = ["--checkpoint", str(folder / "run"), "--checkpoint-every", "1"]
+    return dswml(arguments[0], folder / "t.zarr", "--model", folder / "m.zarr", *where, *arguments[1:], "-q")
+
+
+def test_a_run_is_reported_as_the_model_that_it_has_reached(place: Path, tmp_path: Path) -> None:
+    fit = ["--radius", "10", "--weights", "0.2", "--step", "open-loop", "--tol", "0", "--max-iter", "5"]
+    assert begun(tmp_path, "train", *fit).exit_code == 0
+    for name in ("run", "m.zarr"):
+        out = tmp_path / f"{name}.html"
+        assert dswml("report", tmp_path / name, out, "--data", place / "d.zarr", "-q").exit_code == 0
+    of_run, of_model = read(tmp_path / "run.html"), read(tmp_path / "m.zarr.html")
+    for caption in ("Predicted labels", "Rankings", "Best labels", "Worst labels"):
+        assert of_run.tables[caption] == of_model.tables[caption]
+    assert of_run.texts["figcaption"] == of_model.texts["figcaption"]
+    told, ended = facts_of(tmp_path / "run.html"), facts_of(tmp_path / "m.zarr.html")
+    status = told.pop("Status")
+    assert re.fullmatch(r"Unfinished: stopped at checkpoint \d+, the tolerance of 0 was not reached", status)
+    assert ended.pop("Status") == "Stopped: at its most iterations, the tolerance of 0 was not reached"
+    same = ("Model fingerprint", "Time")  # W is the same up to rounding
+    assert {told[name] == ended[name] for name in told if name not in same} == {True}
+    assert told["Data"].startswith("t.zarr: 160 rows (N)")
+
+
+def test_a_run_is_optimal_only_where_its_gap_is_certified_and_small(tmp_path: Path) -> None:
+    assert begun(tmp_path, "train", "--radius", "10", "--weights", "0.2", "--tol", "0.01").exit_code == 0
+    write_report(tmp_path / "run", tmp_path / "r.html")
+    assert facts_of(tmp_path / "r.html")["Status"] == "Optimal: the tolerance of 0.01 was reached"
+    assert "Unfinished" not in (tmp_path / "r.html").read_text()
+
+
+def test_a_run_without_an_iteration_is_told_in_a_sentence(tmp_path: Path) -> None:
+    stopped = begun(tmp_path, "train", "--radius", "10", "--weights", "0.2", "--time-limit", "1e-9")
+    assert stopped.exit_code == 5
+    told = dswml("report", tmp_path / "run", tmp_path / "r.html")
+    assert (told.exit_code, "holds no iteration yet" in told.stderr, "--resume" in told.stderr) == (
+        3,
+        True,
+        True,
+    )
+    for number in (tmp_path / "run").glob("checkpoint-*"):
+        shutil.rmtree(number)
+    told = dswml("report", tmp_path / "run", tmp_path / "r.html")
+    assert (told.exit_code, "holds no checkpoint yet" in told.stderr) == (3, True)
+
+
+def test_a_search_is_reported_point_by_point(tmp_path: Path) -> None:
+    grid = ["--radii", "2,10,40", "--weights", "0.2,uniform", "--folds", "3", "--json"]
+    ended = json.loads(begun(tmp_path, "tune", *grid).stdout)
+    done = write_report(tmp_path / "run", tmp_path / "r.html")
+    assert done.sections == ("search", "grid")
+    facts = facts_of(tmp_path / "r.html")
+    assert facts["Data"].startswith("t.zarr: 160 rows (N)")
+    assert (facts["Radii"], facts["Weights"], facts["Folds"]) == ("2, 10, 40", "0.2, uniform", "3")
+    points = {(f"{point['radius']:g}", str(point["weights"])): point for point in ended["points"]}
+    rows = [row for row in read(tmp_path / "r.html").tables["Means over folds"][1:] if row[3] == "3 of 3"]
+    assert len(rows) >= 3
+    for radius, weights, p0, _, objective, gap, rank in rows:
+        point = points[radius, weights]
+        assert float(objective) == pytest.approx(np.mean(point["objective"]), rel=1e-5)
+        assert float(gap) == pytest.approx(np.mean(point["relative_gap"]), rel=0.06)
+        assert (p0, rank) == (f"{point['p0']:.4g}", f"{np.mean(point['rank']):.0f}")
+    refused = dswml("report", tmp_path / "run", tmp_path / "r2.html", "--data", tmp_path / "t.zarr")
+    assert (refused.exit_code, "a search that has no model yet" in refused.stderr) == (2, True)
+
+
+def test_a_search_without_a_point_says_so(tmp_path: Path) -> None:
+    from dswml import Checkpoints
+    from dswml.errors import StoppedEarlyError
+    from dswml.executor import InProcessExecutor
+    from dswml.sources import as_dataset
+    from dswml.tuning import tune
+
+    data, place = as_dataset(X, Y), Checkpoints(tmp_path / "run")
+    with InProcessExecutor(1) as executor, pytest.raises(StoppedEarlyError):
+        tune(data, executor, radii=[2.0], weights=[0.2], folds=2, checkpoint=place, stop=lambda: True)
+    done = write_report(tmp_path / "run", tmp_path / "r.html")
+    assert done.sections == ("search",)
+    assert "No point of the grid has been looked at yet." in read(tmp_path / "r.html").texts["footer"][0]
 
 
 # Where it is
