@@ -26,7 +26,7 @@ def set_table(found: Evaluation) -> Table:
         (average, *(percent(found.scores[f"{average}_{name}"]) for name in names))
         for average in ("micro", "macro", "samples")
     ]
-    return ("", "precision", "recall", "F1"), lines
+    return ("average", "precision", "recall", "F1"), lines
 
 
 def ranking_table(found: Evaluation, k: int) -> Table:
@@ -38,7 +38,7 @@ def ranking_table(found: Evaluation, k: int) -> Table:
         for name in ("P", "nDCG", "R", "PSP", "PSnDCG")
         if f"{name}@1" in found.scores
     ]
-    return ("", *(f"@{place}" for place in places)), lines
+    return ("metric", *(f"@{place}" for place in places)), lines
 
 
 def summary(found: Evaluation) -> list[tuple[str, str]]:

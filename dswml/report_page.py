@@ -16,10 +16,10 @@ LONGEST_FIGURE = 28
 
 _STYLE = """
 :root{--paper:#fff;--ink:#1c2430;--soft:#566273;--rule:#dde3ea;--box:#f6f8fa;--link:#0b57b0;
---c0:#6b7686;--c1:#1f6fd6;--c2:#c65d00;--c3:#16805a;--c4:#9438a8;color-scheme:light}
+--shade:#0003;--c0:#6b7686;--c1:#1f6fd6;--c2:#c65d00;--c3:#16805a;--c4:#9438a8;color-scheme:light}
 @media screen and (prefers-color-scheme:dark){:root{
 --paper:#12171e;--ink:#e8edf3;--soft:#a3afbf;--rule:#2d3744;--box:#1a212b;--link:#82b6ff;
---c0:#8d99a9;--c1:#6aaeff;--c2:#ffab5c;--c3:#5fd3a5;--c4:#dd9cf0;color-scheme:dark}}
+--shade:#fff3;--c0:#8d99a9;--c1:#6aaeff;--c2:#ffab5c;--c3:#5fd3a5;--c4:#dd9cf0;color-scheme:dark}}
 *{box-sizing:border-box}
 body{margin:0;background:var(--paper);color:var(--ink);font:1rem/1.5 system-ui,sans-serif;
 -webkit-text-size-adjust:100%}
@@ -60,7 +60,12 @@ text{fill:var(--soft);font:12px system-ui,sans-serif}
 .mark.faint{fill-opacity:.55;stroke:none}
 .mark.large{fill:none;stroke:var(--c);stroke-width:2}
 .mark:hover{stroke:var(--ink);stroke-width:2}
-.scroll{overflow-x:auto;margin:.6rem 0 1.2rem}
+.scroll{overflow-x:auto;margin:.6rem 0 1.2rem;
+background:linear-gradient(90deg,var(--paper) 30%,transparent) 0/2.5rem 100%,
+linear-gradient(270deg,var(--paper) 30%,transparent) 100%/2.5rem 100%,
+linear-gradient(90deg,var(--shade),transparent) 0/.8rem 100%,
+linear-gradient(270deg,var(--shade),transparent) 100%/.8rem 100%;
+background-repeat:no-repeat;background-attachment:local,local,scroll,scroll}
 .tables{display:grid;gap:0 2rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr));
 align-items:start}
 .tables>*{min-width:0}
@@ -73,7 +78,7 @@ thead th{color:var(--soft);font-weight:500;font-size:.85rem}
 .facts{margin:.6rem 0 1.2rem}
 .facts td{text-align:left;white-space:normal;overflow-wrap:anywhere}
 .facts th{color:var(--soft);font-weight:400}
-.long{white-space:normal;overflow-wrap:break-word;min-width:8rem;max-width:18rem}
+.long{white-space:normal;overflow-wrap:anywhere;min-width:8rem;max-width:18rem}
 td.long,thead .long:not(:first-child){text-align:left;min-width:14rem;max-width:26rem}
 summary{cursor:pointer;color:var(--link);margin:.8rem 0 .2rem}
 footer{margin-top:2.4rem;padding-bottom:2rem}
@@ -82,8 +87,9 @@ footer{margin-top:2.4rem;padding-bottom:2rem}
 grid-template:auto auto 1fr/1fr 1fr}.charts :only-child>h3{grid-column:1/-1}
 .charts :only-child>svg{grid-row:2/4}.charts :only-child>figcaption:last-child{grid-column:2}}
 @media print{@page{margin:14mm}html{font-size:10pt}nav,summary{display:none}
-section{break-inside:auto}h2,h3{break-after:avoid}tr,.tiles li{break-inside:avoid}.scroll{overflow:visible}
-.charts,.tables{grid-template-columns:1fr 1fr}
+section{break-inside:auto}h2,h3{break-after:avoid}tr,.tiles li{break-inside:avoid}
+.scroll{overflow:visible;background:none}.tables .scroll{break-inside:avoid}.long{max-width:none}
+.charts,.tables{grid-template-columns:1fr 1fr}.tables:has(.long){grid-template-columns:1fr}
 details::details-content{content-visibility:visible;height:auto}}
 """
 
@@ -125,12 +131,13 @@ def page(title: str, lead: str, top: str, sections: Sequence[Section], notes: Se
 def table(caption: str, header: Sequence[str], lines: Sequence[Sequence[str]], *, long: bool = False) -> str:
     """Return a table that scrolls in a box of its own; the first cell of a line names it.
 
-    In a ``long`` one names are broken into lines, and so are columns that hold sentences.
+    In a ``long`` one names are broken into lines, and so are columns that hold sentences; whichever way
+    they are written, their neighbours stay in place.
 
     Examples
     --------
     >>> wide = table("", ["a", "b"], [["c", "some words that are a sentence"]], long=True)
-    >>> '<td class="long">some words' in wide
+    >>> '<td class="long"><bdi>some words' in wide
     True
     """
     wide = [long and any(len(line[at]) > LONGEST_FIGURE for line in lines) for at in range(len(header))]
@@ -141,7 +148,8 @@ def table(caption: str, header: Sequence[str], lines: Sequence[Sequence[str]], *
         for number, (cell, broken) in enumerate(zip(cells, wide, strict=True)):
             kind = other if number else first
             breaks = ' class="long"' if broken else ""
-            out.append(f"<{kind}{breaks}>{escape(cell)}</{kind[:2]}>")
+            content = f"<bdi>{escape(cell)}</bdi>" if broken else escape(cell)
+            out.append(f"<{kind}{breaks}>{content}</{kind[:2]}>")
         return "".join(out)
 
     titles = row(header, 'th scope="col"', 'th scope="col"')

@@ -41,6 +41,8 @@ Array = npt.NDArray[Any]
 MAX_MARKS, MAX_CURVE, LISTED, NAME_LENGTH = 800, 200, 10, 60
 #: Rows of the data that a label must have to be listed as well or badly predicted.
 FEWEST_ROWS = 5
+#: Characters that turn the direction of what follows them.
+_BIDI = dict.fromkeys([0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A)])
 #: Why a fit ended before its tolerance was reached.
 _ENDS = {
     "MAXITER": "at its most iterations",
@@ -260,7 +262,7 @@ def cross_validation(search: Mapping[str, Any]) -> Section:
         for point in points
     ]  # fmt: skip
     gap = "gap" if search.get("gaps_certified", True) else "gap, estimated"
-    header = ("radius", "weights", "p0", _words(score), "best F1", "at threshold", "rank", gap, "")
+    header = ("radius", "weights", "p0", _words(score), "best F1", "at threshold", "rank", gap, "remark")
     return Section(
         "cross-validation",
         "Cross-validation",
@@ -355,10 +357,10 @@ def labels(model: Model, found: Evaluation, names: Sequence[str] | None) -> Sect
         content = f'<div class="charts">{figure}</div>'
 
     def listed(caption: str, order: Array) -> str:
-        header = ["label", "rows", "predicted", "precision", "recall", "F1"]
+        header = ["label", "F1", "precision", "recall", "rows", "predicted"]
         lines = [
-            (_name(names, i), f"{support[i]:,}", f"{by_label['predicted'][i]:,}",
-             *(percent(by_label[name][i]) for name in ("precision", "recall", "f1")))
+            (_name(names, i), *(percent(by_label[name][i]) for name in ("f1", "precision", "recall")),
+             f"{support[i]:,}", f"{by_label['predicted'][i]:,}")
             for i in order.tolist()
         ]  # fmt: skip
         return table(caption, header, lines, long=True)
@@ -385,7 +387,8 @@ def _means_by_frequency(counts: Array, f1: Array) -> tuple[Array, Array]:
 
 
 def _name(names: Sequence[str] | None, label: int) -> str:
-    name = f"label {label}" if names is None else names[label]
+    name = f"label {label}" if names is None else names[label].translate(_BIDI).strip()
+    name = name or f"(empty) label {label}"
     return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
 
 

@@ -87,7 +87,7 @@ class Reader(HTMLParser):
     def handle_data(self, data: str) -> None:
         for tag in set(self.open):
             self.texts[tag][-1] += data
-        if self.open and self.open[-1] in ("td", "th"):
+        if {"td", "th"} & set(self.open):
             self.rows[-1][-1] += data
 
     def classes(self, name: str) -> list[dict[str, str | None]]:
@@ -191,7 +191,7 @@ def test_metrics_are_those_of_numpy(place: Path) -> None:
     there = np.flatnonzero(support >= 5)
     order = sorted(there, key=lambda i: (-f1[i], -support[i], i))[:10]
     assert [row[0] for row in tables["Best labels"][1:]] == [NAMES[i] for i in order]
-    assert [row[-1] for row in tables["Best labels"][1:]] == [f"{100 * f1[i]:.2f}" for i in order]
+    assert [row[1] for row in tables["Best labels"][1:]] == [f"{100 * f1[i]:.2f}" for i in order]
     order = sorted(there, key=lambda i: (f1[i], -support[i], i))[:10]
     assert [row[0] for row in tables["Worst labels"][1:]] == [NAMES[i] for i in order]
 
@@ -295,6 +295,17 @@ def test_texts_of_the_data_are_text(place: Path, tmp_path: Path) -> None:
     assert not any(name.startswith("on") for _, attrs in found.tags for name in attrs)
 
 
+def test_names_without_letters_and_turned_ones_do_not_disturb_their_neighbours(tmp_path: Path) -> None:
+    names = ("", "\u202egnp.exe", "\u2066 \u2069", "\u05d0")
+    model = Model(u=np.eye(2), m=np.ones((2, 4)), p0=0.1, label_names=names)
+    write_report(model, tmp_path / "r.html", np.eye(2), np.ones((2, 4), np.uint8))
+    text = (tmp_path / "r.html").read_text()
+    rows = Reader(text).tables["Labels, best first"][1:]
+    assert [row[0] for row in rows] == ["(empty) label 0", "gnp.exe", "(empty) label 2", "\u05d0"]
+    assert text.count("<bdi>") == 4 + 1  # and the title of their column
+    assert not re.search("[\u200e\u200f\u202a-\u202e\u2066-\u2069]", text)
+
+
 def test_nothing_comes_from_elsewhere_and_nothing_runs(place: Path) -> None:
     text = (place / "r.html").read_text()
     found = Reader(text)
@@ -311,6 +322,8 @@ def test_nothing_comes_from_elsewhere_and_nothing_runs(place: Path) -> None:
 def test_tables_and_charts_are_accessible(place: Path) -> None:
     found = read(place / "r.html")
     assert all(attrs.get("scope") in ("col", "row") for tag, attrs in found.tags if tag == "th")
+    assert all(text.strip() for text in found.texts["th"])
+    assert all(attrs.get("aria-label") for attrs in found.classes("facts"))
     assert all(attrs.get("role") == "img" for attrs in found.classes("chart"))
     assert len(found.texts["desc"]) == len(found.classes("chart"))
     assert ("html", {"lang": "en"}) in found.tags
@@ -537,6 +550,54 @@ def test_a_script_that_got_in_would_not_run(chromium: str, place: Path, tmp_path
     assert "CONSOLE" in shown.stderr  # so complaints are seen where there are any
     assert "Content Security Policy" in shown.stderr
     assert "<h1>" in shown.stdout
+
+
+def measured(chromium: str, page: Path, folder: Path, width: int, script: str, media: str = "") -> Any:
+    """What a script finds in a page of such a width, where it may run; ``media`` holds in its styles."""
+    text = re.sub("<meta http-equiv[^>]*>", "", page.read_text())
+    text = text.replace(f"@media {media}", "@media all") if media else text
+    text = text.replace("<body>", f'<body style="width:{width}px">')
+    tail = f"<script>document.body.textContent=JSON.stringify((()=>{{{script}}})())</script></body>"
+    (folder / "measured.html").write_text(text.replace("</body>", tail))
+    size = f"--window-size={max(width, 500)},900"
+    shown = show(chromium, folder / "measured.html", folder / "profile", size, "--dump-dom")
+    body = re.search("<body[^>]*>(.*)</body>", shown.stdout, re.DOTALL)
+    assert body is not None
+    return json.loads(body[1])
+
+
+@pytest.fixture(scope="module")
+def long_names(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of labels whose names have no place to break them."""
+    names = tuple(f"TAG_{'electrochemistry' * 3}_{i}" for i in range(L))
+    model = Model(u=np.eye(D), m=np.random.default_rng(0).normal(size=(D, L)), p0=0.1, label_names=names)
+    out = tmp_path_factory.mktemp("long") / "r.html"
+    write_report(model, out, X, Y)
+    return out
+
+
+@pytest.mark.parametrize("width", [672, 695])  # A4 and Letter within their margins
+def test_on_paper_tables_have_room(chromium: str, long_names: Path, tmp_path: Path, width: int) -> None:
+    boxes = "return [...document.querySelectorAll('table')].map(t=>{let r=t.getBoundingClientRect();"
+    boxes += "return [r.left,r.top,r.right,r.bottom]})"
+    found = measured(chromium, long_names, tmp_path, width, boxes, media="print")
+    assert len(found) == 6
+    assert max(right for _, _, right, _ in found) <= width
+    for i, (left, top, right, bottom) in enumerate(found):
+        for other in found[i + 1 :]:
+            assert right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
+
+
+def test_a_phone_shows_what_labels_are_sorted_by(chromium: str, long_names: Path, tmp_path: Path) -> None:
+    cells = "return [...document.querySelectorAll('.long + td')].map(c=>c.getBoundingClientRect().right)"
+    found = measured(chromium, long_names, tmp_path, 360, cells)
+    assert len(found) == 20
+    assert max(found) <= 344
+
+
+def test_a_wide_screen_shows_all_columns_of_labels(chromium: str, long_names: Path, tmp_path: Path) -> None:
+    script = "return [...document.querySelectorAll('.scroll')].map(b=>b.scrollWidth-b.clientWidth)"
+    assert max(measured(chromium, long_names, tmp_path, 1280, script)) == 0
 
 
 @pytest.mark.parametrize("width", [390, 1100])
