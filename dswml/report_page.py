@@ -54,7 +54,8 @@ text{fill:var(--soft);font:12px system-ui,sans-serif}
 .axis{stroke:var(--soft);fill:none}
 .line{stroke:var(--c);stroke-width:2;fill:none;stroke-linejoin:round}
 .dash{stroke:var(--c);stroke-width:1.5;stroke-dasharray:5 4;fill:none}
-.bar{stroke:var(--c);stroke-width:1.4;fill:none}
+.line.hollow{stroke-dasharray:2 3}
+.bar{stroke:var(--c);stroke-width:1.4;fill:none;pointer-events:none}
 .mark{fill:var(--c);stroke:var(--paper);stroke-width:.8}
 .mark.hollow{fill:var(--paper);stroke:var(--c);stroke-width:1.6}
 .mark.faint{fill-opacity:.55;stroke:none}

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from .charts import Axis, Line, Series, chart
 from .progress import format_seconds
 from .report_page import Section, facts, table
-from .report_sections import data_lines, known, versions_lines
+from .report_sections import data_lines, or_nothing, versions_lines
 from .run_file import SearchState
 
 __all__ = ["grid", "searching"]
@@ -55,12 +55,13 @@ def grid(state: SearchState) -> Section | None:
                 f"weights {group[0]['weights']}",
                 [point["radius"] for point in group],
                 means(group, name),
-                number,
+                1 + number % 4,
+                hollow=number // 4 % 2 == 1,
                 titles=[
                     f"radius {point['radius']:g}: {point['solved'].sum()} folds solved" for point in group
                 ],
             )
-            for number, group in enumerate(curves, start=1)
+            for number, group in enumerate(curves)
         ]
         radii = np.array(state.request["radii"])
         x = Axis.around("radius", radii, log=bool(radii.max() > 10 * radii.min()))
@@ -81,8 +82,8 @@ def grid(state: SearchState) -> Section | None:
     )
     lines = [
         (f"{point['radius']:g}", str(point["weights"]), f"{point['p0']:.4g}",
-         f"{point['solved'].sum()} of {point['solved'].size}", known(objective, "#.6g"), known(gap, ".1e"),
-         known(point["rank"][point["solved"]].mean() if point["solved"].any() else None, ".0f"))
+         f"{point['solved'].sum()} of {point['solved'].size}", f"{objective:#.6g}", f"{gap:.1e}",
+         or_nothing(point["rank"][point["solved"]].mean() if point["solved"].any() else None, ".0f"))
         for point, objective, gap in zip(points, means(points, "objective"), means(points, "relative_gap"),
                                          strict=True)
     ]  # fmt: skip

@@ -25,9 +25,9 @@ __all__ = [
     "convergence",
     "cross_validation",
     "data_lines",
-    "known",
     "labels",
     "metrics",
+    "or_nothing",
     "spectrum",
     "status",
     "thresholds",
@@ -39,6 +39,8 @@ Array = npt.NDArray[Any]
 
 #: Most marks of a chart, points of a curve, labels in a list, and characters of a name.
 MAX_MARKS, MAX_CURVE, LISTED, NAME_LENGTH = 800, 200, 10, 60
+#: Of the marks, those of the most frequent labels.
+FREQUENT = 100
 #: Rows of the data that a label must have to be listed as well or badly predicted.
 FEWEST_ROWS = 5
 #: Characters that turn the direction of what follows them.
@@ -139,26 +141,33 @@ def convergence(model: Model) -> Section | None:
         f"rank {record.rank}"
         for record in records
     ]
-    x = Axis.around("passes over X", passes, zero=True)
-    many = len(records) > 100
+    across, by = passes, "passes over X"
+    if passes[0] == passes[-1]:
+        across, by = (
+            np.array([record.iteration for record in records]),
+            "iterations, which need no other pass",
+        )
+    x = Axis.around(by, across, zero=True, whole=True)
+    shown = np.zeros(len(records), dtype=bool)
+    shown[_spread(len(records), MAX_CURVE // 2)] = True
+
+    def marked(name: str, y: Array, of: Array, hollow: bool = False) -> Series:
+        told = [titles[i] for i in np.flatnonzero(of)]
+        return Series(name, across[of], y[of], line=False, hollow=hollow, titles=told)
+
+    positive = objective[objective > 0]
+    far = positive.size == objective.size and bool(positive.max() > 100 * positive.min())
     value = chart(
         "Objective",
         f"From {objective[0]:.4g} to {objective[-1]:.4g} in {passes[-1]} passes over X.",
         x,
-        Axis.around("objective", objective),
-        [Series("", passes, objective, titles=titles, marks=not many)],
+        Axis.around("objective", objective, log=far),
+        [Series("", across, objective, marks=False), marked("", objective, shown)],
     )
     marks = [
-        Series(
-            name,
-            passes[of],
-            gap[of],
-            line=False,
-            hollow=hollow,
-            titles=[titles[i] for i in np.flatnonzero(of)],
-        )
+        marked(name, gap, shown & of, hollow)
         for name, of, hollow in (("certified", certified, False), ("estimate", ~certified, True))
-        if of.any()
+        if (shown & of).any()
     ]
     tol = model.info.get("parameters", {}).get("options", {}).get("tol") or 0.0
     goal = [Line("asked for", tol)] if tol > 0 else []
@@ -169,7 +178,7 @@ def convergence(model: Model) -> Section | None:
         f"the last, {gap[-1]:.2g}, is {kind}.",
         x,
         Axis.around("relative gap", gap, [tol] if tol > 0 else [], log=True),
-        [Series("", passes, gap, marks=False), *marks],
+        [Series("", across, gap, marks=False), *marks],
         goal,
     )
     return Section("convergence", "Convergence", f'<div class="charts">{value}{relative}</div>')
@@ -201,7 +210,7 @@ def spectrum(model: Model) -> Section | None:
         "Singular values of W",
         f"{values.size} in all, from {values[0]:.3g} to {values[-1]:.3g}; their sum is {values.sum():.4g}"
         f"{most}, half of it in the first {half}.",
-        Axis.around("number", place, zero=True),
+        Axis.around("number", place, zero=True, whole=True),
         Axis.around("singular value", values, log=True),
         [Series("", place, values[kept], titles=[f"number {i + 1}: {values[i]:.4g}" for i in kept],
                 marks=values.size <= 100)],
@@ -219,7 +228,7 @@ def cross_validation(search: Mapping[str, Any]) -> Section:
     ]
     series, shifts = [], {}
     for number, (weights, group) in enumerate(curves):
-        shifts[weights] = 3.0 * (number - (len(curves) - 1) / 2)
+        shifts[weights] = min(7.0, 24 / len(curves)) * (number - (len(curves) - 1) / 2)
         p0 = f"p0 = {group[0]['p0']:.3g}"
         name = f"{weights} weights ({p0})" if isinstance(group[0]["weights"], str) else p0
         series.append(
@@ -228,6 +237,7 @@ def cross_validation(search: Mapping[str, Any]) -> Section:
                 [point["radius"] for point in group],
                 _floats(point["mean"] for point in group),
                 colour=1 + number % 4,
+                hollow=number // 4 % 2 == 1,
                 errors=_floats(point["standard_error"] for point in group),
                 titles=[f"{name}, radius {point['radius']:g}: {_plus_minus(point)}" for point in group],
                 shift=shifts[weights],
@@ -257,8 +267,8 @@ def cross_validation(search: Mapping[str, Any]) -> Section:
     )
     lines = [
         (f"{point['radius']:g}", str(point["weights"]), f"{point['p0']:.4g}", _plus_minus(point),
-         known(point["best_f1"]), known(point["threshold"]), f"{point['rank']:.0f}",
-         known(point["relative_gap"], ".1e"), _remark(point, chosen, best, frugal))
+         or_nothing(point["best_f1"]), or_nothing(point["threshold"]), f"{point['rank']:.0f}",
+         or_nothing(point["relative_gap"], ".1e"), _remark(point, chosen, best, frugal))
         for point in points
     ]  # fmt: skip
     gap = "gap" if search.get("gaps_certified", True) else "gap, estimated"
@@ -289,7 +299,7 @@ def thresholds(model: Model, curve: ThresholdCurve, auc: Auc, rows: str) -> Sect
     lines = [Line(f"{name}, {theta:.3g}", theta, "x", 4)]
     name = "tuned" if tuned else "of the model"
     lines += [Line(f"{name}, {each:.3g}", each, "x") for each in own if each != theta]
-    ways = (("F1", curve.f1()), ("precision", curve.precision()), ("recall", recall))
+    ways = (("F1", curve.f1()), ("precision", curve.precision(np.nan)), ("recall", recall))
     by_threshold = chart(
         "F1, precision and recall by threshold",
         f"Micro averages over {rows}; F1 is best, {percent(best_f1)} %, at the threshold {theta:.4g}.",
@@ -335,12 +345,14 @@ def labels(model: Model, found: Evaluation, names: Sequence[str] | None) -> Sect
     if known.size:
         chosen = known
         if known.size > MAX_MARKS:
-            chosen = np.sort(np.random.default_rng(0).choice(known, MAX_MARKS, replace=False))
+            frequent = known[np.argsort(-counts[known], kind="stable")]
+            some = np.random.default_rng(0).choice(frequent[FREQUENT:], MAX_MARKS - FREQUENT, replace=False)
+            chosen = np.sort(np.concatenate([frequent[:FREQUENT], some]))
         where = "rows of the data" if trained is None else "rows trained on"
         of = (
             f"{known.size:,} labels"
             if chosen is known
-            else f"A sample of {chosen.size} of {known.size:,} labels"
+            else f"The {FREQUENT} most frequent and {MAX_MARKS - FREQUENT} others of {known.size:,} labels"
         )
         titles = [f"{_name(names, i)}: {counts[i]:,} {where}, F1 {f1[i]:.3f}" for i in chosen.tolist()]
         middle, means = _means_by_frequency(counts[known], f1[known])
@@ -348,7 +360,7 @@ def labels(model: Model, found: Evaluation, names: Sequence[str] | None) -> Sect
             "F1 by frequency of the label",
             f"{of} with rows in the data, and the mean over all labels of about the same frequency.",
             Axis.around(where, counts[known], log=True),
-            Axis.around("F1", f1[chosen], zero=True),
+            Axis.around("F1", f1[chosen], means, zero=True),
             [
                 Series("a label", counts[chosen], f1[chosen], line=False, faint=True, titles=titles),
                 Series("mean", middle, means, 2),
@@ -401,13 +413,13 @@ def _floats(values: Any) -> Array:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def known(value: float | None, form: str = ".4g") -> str:
+def or_nothing(value: float | None, form: str = ".4g") -> str:
     """Write a number, and nothing for none."""
     return "" if value is None else format(value, form)
 
 
 def _plus_minus(point: Mapping[str, Any]) -> str:
-    return f"{known(point['mean'], '#.4g')} ± {known(point['standard_error'], '#.2g')}"
+    return f"{or_nothing(point['mean'], '#.4g')} ± {or_nothing(point['standard_error'], '#.2g')}"
 
 
 def _words(score: str) -> str:

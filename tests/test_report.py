@@ -19,6 +19,7 @@ from click.testing import CliRunner, Result
 from numpy.typing import NDArray
 
 from dswml import Model, SparseWeightedClassifierCV, create_dataset, load_model, write_report
+from dswml.charts import BOTTOM
 from dswml.cli import cli
 from dswml.errors import StoreExistsError
 from dswml.frank_wolfe import Record
@@ -267,6 +268,62 @@ def test_estimated_gaps_look_different_from_certified_ones(tmp_path: Path) -> No
     assert {"certified", "estimate"} <= set(found.texts["li"])
 
 
+def with_history(*records: tuple[int, int, float, float]) -> Model:
+    """A model whose records have such iterations, passes, objectives and gaps."""
+    history = tuple(
+        Record(iteration, passes, objective, gap, gap, certified=True, rank=1, directions=1, seconds=1.0)
+        for iteration, passes, objective, gap in records
+    )
+    return Model(u=np.eye(2), m=np.ones((2, 3)), p0=0.1, history=history)
+
+
+def lines_of(found: Reader) -> list[list[tuple[float, float]]]:
+    points = [(attrs["points"] or "").split() for attrs in found.classes("line") if "points" in attrs]
+    return [[(float(x), float(y)) for x, y in (each.split(",") for each in line)] for line in points]
+
+
+def test_iterations_of_one_pass_are_told_apart(tmp_path: Path) -> None:
+    write_report(with_history((0, 1, 2.0, 0.5), (1, 1, 1.5, 0.1), (2, 1, 1.2, 0.01)), tmp_path / "r.html")
+    found = read(tmp_path / "r.html")
+    assert len({x for x, _ in lines_of(found)[0]}) == 3
+    assert "iterations, which need no other pass" in found.texts["text"]
+    assert "passes over X" not in found.texts["text"]
+
+
+def test_an_objective_that_falls_far_is_drawn_by_its_size(tmp_path: Path) -> None:
+    write_report(with_history(*((i, i + 1, 10.0**-i, 0.1) for i in range(4))), tmp_path / "r.html")
+    heights = np.diff([y for _, y in lines_of(read(tmp_path / "r.html"))[0]])
+    np.testing.assert_allclose(heights, heights[0], atol=0.2)
+
+
+def test_a_long_course_has_few_marks(tmp_path: Path) -> None:
+    course = ((i, i + 1, 2 - i / 1000, 1 / (i + 1)) for i in range(900))
+    write_report(with_history(*course), tmp_path / "r.html")
+    assert len(read(tmp_path / "r.html").classes("mark")) <= 2 * 100 + 2 + 1  # spectrum and legend
+
+
+def test_precision_of_nothing_is_not_drawn(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    model = Model(u=np.eye(3), m=rng.normal(size=(3, 8)), p0=0.1, threshold=50.0)
+    write_report(model, tmp_path / "r.html", rng.normal(size=(40, 3)), rng.integers(0, 2, (40, 8)))
+    precision = lines_of(read(tmp_path / "r.html"))[2]
+    assert max(y for _, y in precision) < BOTTOM - 20  # about half of what is predicted at random is right
+
+
+def test_means_of_many_labels_stay_in_the_chart(tmp_path: Path) -> None:
+    many, frequent = 5000, 3
+    truth = np.zeros((60, many), np.uint8)
+    truth[np.arange(many) % 60, np.arange(many)] = 1
+    truth[:50, :frequent] = 1
+    scores = np.zeros((60, many))
+    scores[:, :frequent] = truth[:, :frequent]  # only the most frequent are predicted, and rightly
+    model = Model(u=np.eye(60), m=scores, p0=0.1)
+    write_report(model, tmp_path / "r.html", np.eye(60), truth)
+    found = read(tmp_path / "r.html")
+    assert sum(": 50 rows" in title for title in found.texts["title"]) == frequent
+    assert len(lines_of(found)[-1]) == 2  # the mean of either kind
+
+
 # What is not in it
 
 
@@ -360,7 +417,7 @@ def test_many_labels_make_a_small_page(tmp_path: Path) -> None:
     model = Model(u=np.eye(3), m=rng.normal(size=(3, many)), p0=0.1, label_names=names)
     done = write_report(model, tmp_path / "r.html", rng.normal(size=(64, 3)), truth)
     assert done.n_bytes < 400_000
-    assert "A sample of 800 of 60,000 labels" in (tmp_path / "r.html").read_text()
+    assert "The 100 most frequent and 700 others of 60,000 labels" in (tmp_path / "r.html").read_text()
 
 
 def test_rows_the_model_has_seen_are_told(fitted: SparseWeightedClassifierCV, tmp_path: Path) -> None:
