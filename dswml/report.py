@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import uuid
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from .executor import Executor
 from .hiding import public_name
 from .model import Model, load_model
 from .progress import OnProgress
-from .report_page import Section, page, tiles
+from .report_page import Section, counted, page, tiles
 from .roc import Auc
 from .run_file import SearchState, is_run, read_run
 from .search_record import curve_of
@@ -116,17 +117,17 @@ def write_report(
             model = state
         else:
             model = load_model(url, storage_options=storage_options)
-    found, names, rows = None, model.label_names, ""
+    found, names, rows, seen = None, model.label_names, "", False
     if X is not None:
         if Y is None and isinstance(X, str | os.PathLike):
             X = StoredDataset(X, block_bytes, storage_options)
         data = as_dataset(X, Y, block_bytes=block_bytes)
         found = evaluate(model, data, k=k, exact=exact, executor=executor, on_progress=on_progress)
         names = names or data.label_names
-        rows = _rows(model, data)
+        rows, seen = _rows(model, data), _has_seen(model, data)
     with damage:
         sections, left_out = _sections(model, found, names, rows, k)
-        content = page(f"Report of {name}", _lead(model), _top(model, found), sections, left_out)
+        content = page(f"Report of {name}", _lead(model), _top(model, found, seen), sections, left_out)
     return _put(place, content, sections, left_out, storage_options)
 
 
@@ -154,7 +155,7 @@ def _write_search(
             ("passes over X", f"{state.passes}"),
         ]
     )
-    lead = f"A search of {len(state.points)} points, stopped or still going on."
+    lead = f"A search of {counted(len(state.points), 'point')}, stopped or still going on."
     return _put(
         place, page(f"Report of {name}", lead, top, sections, left_out), sections, left_out, storage_options
     )
@@ -163,8 +164,12 @@ def _write_search(
 def _rows(model: Model, data: Dataset) -> str:
     """Say which rows were scored."""
     name = "" if data.url is None else f" of {public_name(data.url)}"
-    seen = model.info.get("data", {}).get("fingerprint") == data.fingerprint
-    return f"the {data.n_rows:,} rows{name}" + (", which the model was trained on" if seen else "")
+    rows = "row" if data.n_rows == 1 else f"{data.n_rows:,} rows"
+    return f"the {rows}{name}" + (", which the model was trained on" if _has_seen(model, data) else "")
+
+
+def _has_seen(model: Model, data: Dataset) -> bool:
+    return bool(model.info.get("data", {}).get("fingerprint") == data.fingerprint)
 
 
 def _sections(
@@ -173,6 +178,11 @@ def _sections(
     sections: list[Section | None] = [write.training(model), write.convergence(model), write.spectrum(model)]
     search = model.info.get("search")
     left_out = []
+    if sections[1] is None:
+        number = counted(len(model.history), "record")
+        left_out.append(f"No convergence: the model has {number} of its iterations, and a curve needs two.")
+    if sections[2] is None:
+        left_out.append("No spectrum: W is zero.")
     if search is None:
         left_out.append("No cross-validation: 'dswml tune STORE --model MODEL' makes a model that has one.")
     else:
@@ -183,7 +193,7 @@ def _sections(
         return [each for each in sections if each is not None], left_out
     curve = None if search is None else curve_of(search)
     if search is not None and curve is not None:
-        held_out = f"the held-out rows of {search['folds']} folds"
+        held_out = f"the held-out rows of {counted(search['folds'], 'fold')}"
         sections.append(write.thresholds(model, curve, Auc(*search["micro_auc"]), held_out))
     missing = "metrics and labels" if curve is not None else "thresholds, ROC, metrics and labels"
     left_out.append(f"No {missing}: '--data STORE' scores the rows of a data set.")
@@ -192,14 +202,14 @@ def _sections(
 
 def _lead(model: Model) -> str:
     n_rows = model.info.get("data", {}).get("n_rows")
-    on = "" if n_rows is None else f" on {n_rows:,} rows"
+    on = "" if n_rows is None else f" on {counted(n_rows, 'row')}"
     return (
-        f"A sparsity-weighted multi-label classifier of {model.n_labels:,} labels from "
-        f"{model.n_features:,} features, trained{on}."
+        f"A sparsity-weighted multi-label classifier of {counted(model.n_labels, 'label')} from "
+        f"{counted(model.n_features, 'feature')}, trained{on}."
     )
 
 
-def _top(model: Model, found: Evaluation | None) -> str:
+def _top(model: Model, found: Evaluation | None, seen: bool) -> str:
     figures = [("rank of W", f"{model.rank}")]
     info = model.info
     if "objective" in info:
@@ -208,15 +218,15 @@ def _top(model: Model, found: Evaluation | None) -> str:
         figures = [
             (status[1], status[0]),
             (f"relative gap, {kind}", f"{info['relative_gap']:.2g}"),
-            ("passes over X", f"{info['passes']}"),
+            ("pass over X" if info["passes"] == 1 else "passes over X", f"{info['passes']}"),
             *figures,
         ]
     if found is not None:
-        figures += [
-            ("micro F1", f"{percent(found.scores['micro_f1'])} %"),
-            ("P@1", f"{percent(found.scores['P@1'])} %"),
-            ("micro AUC", f"{percent(found.auc.value)} %"),
-        ]
+        on = ", of rows trained on" if seen else ""
+        scores = found.scores | {"micro_auc": found.auc.value}
+        for name, score in (("micro F1", "micro_f1"), ("P@1", "P@1"), ("micro AUC", "micro_auc")):
+            value = scores[score]
+            figures.append((name + on, "not defined" if math.isnan(value) else f"{percent(value)} %"))
     return tiles(figures)
 
 

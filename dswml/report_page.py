@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["Section", "facts", "page", "table", "tiles"]
+__all__ = ["Section", "counted", "facts", "page", "table", "tiles"]
 
 #: No script runs and nothing is fetched, whatever is in the texts.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
@@ -33,10 +33,10 @@ a{color:var(--link)}
 nav ul,.legend{list-style:none;margin:0;padding:0;display:flex;flex-wrap:wrap}
 nav ul{gap:.2rem 1rem;font-size:.9rem;margin-top:.8rem}
 .tiles{list-style:none;padding:0;display:grid;gap:.7rem;margin:1.2rem 0;
-grid-template-columns:repeat(auto-fill,minmax(7.5rem,1fr))}
+grid-template-columns:repeat(auto-fill,minmax(9rem,1fr))}
 .tiles li{background:var(--box);border:1px solid var(--rule);border-radius:.5rem;
 padding:.6rem .8rem}
-.tiles b{display:block;font-size:1.35rem;line-height:1.3;font-weight:600;overflow-wrap:anywhere}
+.tiles b{display:block;font-size:1.35rem;line-height:1.3;font-weight:600;white-space:nowrap}
 .tiles span{color:var(--soft);font-size:.85rem}
 .charts{display:grid;gap:1.6rem 2rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr))}
 figure{margin:0;max-width:34rem;min-width:0;break-inside:avoid}
@@ -102,6 +102,17 @@ class Section:
     key: str
     title: str
     content: str
+
+
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number and what there are so many of.
+
+    Examples
+    --------
+    >>> counted(1, "pass", "passes"), counted(2000, "row")
+    ('1 pass', '2,000 rows')
+    """
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
 def page(title: str, lead: str, top: str, sections: Sequence[Section], notes: Sequence[str]) -> str:

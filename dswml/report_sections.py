@@ -15,9 +15,9 @@ from .evaluation import Evaluation
 from .evaluation_tables import percent, ranking_table, set_table, summary
 from .model import Model
 from .progress import format_seconds
-from .report_page import Section, facts, table
+from .report_page import Section, counted, facts, table
 from .roc import Auc, ThresholdCurve
-from .rules import KINDS, direction
+from .rules import KINDS, RULE_SCORES, direction
 from .search_record import thinned
 from .solution import Certificate
 
@@ -63,13 +63,20 @@ def training(model: Model) -> Section:
     lines.append(("p0", f"{model.p0:.4g}{weights}, the weight of inactive labels"))
     rows = "as given" if model.normalize is None else f"scaled to unit {model.normalize} norm"
     intercept = f", with a constant column of {model.intercept:g}" if model.intercept else ""
-    tuned = ", tuned on held-out rows" if _is_tuned(model) else ""
+    tuned = f", tuned on held-out rows {_tuned_for(model)}" if _is_tuned(model) else ""
     lines += [("Rows", rows + intercept), ("Loss", model.loss), ("Predicted", f"{model.rule}{tuned}")]
     if "radius" in parameters:
         lines.append(("Radius", f"{parameters['radius']:g}, of the nuclear-norm ball"))
+    options = parameters.get("options", {})
+    if "tol" in options:
+        lines.append(
+            ("Asked for", f"relative gap {options['tol']:g}, step {options['step']}, seed {options['seed']}")
+        )
     lines.append(("Rank of W", f"{model.rank}"))
     if "objective" in info:
         lines += _fit(info)
+    if "search" in info:
+        lines.append(("Search", _search(info["search"])))
     lines += [*versions_lines(info), ("Model fingerprint", model.fingerprint)]
     return Section("training", "What was trained", facts("What was trained", lines))
 
@@ -78,13 +85,14 @@ def data_lines(info: Mapping[str, Any], n_features: int, n_labels: int) -> list[
     """What it was trained on."""
     data = info.get("data", {})
     name = f"{data['name']}: " if "name" in data else ""
-    rows = f"{data['n_rows']:,} rows (N), " if "n_rows" in data else ""
-    each = f", {data['nnz_y'] / data['n_rows']:.3g} labels a row" if "nnz_y" in data else ""
-    lines = [("Data", f"{name}{rows}{n_features:,} features (D), {n_labels:,} labels (L){each}")]
+    rows = f"{counted(data['n_rows'], 'row')} (N), " if "n_rows" in data else ""
+    each = f", {data['nnz_y'] / data['n_rows']:.3g} of them a row" if "nnz_y" in data else ""
+    size = f"{counted(n_features, 'feature')} (D), {counted(n_labels, 'label')} (L)"
+    lines = [("Data", f"{name}{rows}{size}{each}")]
     if "fingerprint" in data:
         lines.append(("Data fingerprint", data["fingerprint"]))
     if "k_hat" in info:
-        lines.append(("K_hat", f"{info['k_hat']} labels on a row at most"))
+        lines.append(("K_hat", f"{counted(info['k_hat'], 'label')} on a row at most"))
     return lines
 
 
@@ -100,6 +108,17 @@ def _is_tuned(model: Model) -> bool:
     return search.get("threshold") in KINDS and search["rule"] == str(model.rule)
 
 
+def _tuned_for(model: Model) -> str:
+    score = model.info["search"]["score"]
+    return f"for {_words(score if score in RULE_SCORES else 'micro_f1')}"
+
+
+def _search(search: Mapping[str, Any]) -> str:
+    points = counted(search.get("n_points", len(search["points"])), "point")
+    passes = counted(search["passes"], "more pass over X", "more passes over X")
+    return f"{points} on {counted(search['folds'], 'fold')} in {passes}, by {_words(search['score'])}"
+
+
 def _fit(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     certificate = info.get("certificate")
     known = "an estimate, not certified" if certificate is None else str(Certificate(**certificate))
@@ -107,7 +126,7 @@ def _fit(info: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Status", ": ".join(status(info))),
         ("Objective", f"{info['objective']:.6g}"),
         ("Relative gap", f"{info['relative_gap']:.3g} ({known})"),
-        ("Work", f"{info['passes']} passes over X, {info['iterations']} iterations"),
+        ("Work", f"{_passes(info['passes'])} over X, {counted(info['iterations'], 'iteration')}"),
         ("Time", format_seconds(info["seconds"])),
     ]
 
@@ -136,7 +155,7 @@ def convergence(model: Model) -> Section | None:
     gap = np.array([record.relative_gap for record in records])
     certified = np.array([record.certified for record in records])
     titles = [
-        f"iteration {record.iteration}, {record.passes} passes: objective {record.objective:.6g}, "
+        f"iteration {record.iteration}, {_passes(record.passes)}: objective {record.objective:.6g}, "
         f"relative gap {record.relative_gap:.3g}{'' if record.certified else ' (estimate)'}, "
         f"rank {record.rank}"
         for record in records
@@ -159,7 +178,7 @@ def convergence(model: Model) -> Section | None:
     far = positive.size == objective.size and bool(positive.max() > 100 * positive.min())
     value = chart(
         "Objective",
-        f"From {objective[0]:.4g} to {objective[-1]:.4g} in {passes[-1]} passes over X.",
+        f"From {objective[0]:.4g} to {objective[-1]:.4g} in {_passes(int(passes[-1]))} over X.",
         x,
         Axis.around("objective", objective, log=far),
         [Series("", across, objective, marks=False), marked("", objective, shown)],
@@ -295,9 +314,8 @@ def thresholds(model: Model, curve: ThresholdCurve, auc: Auc, rows: str) -> Sect
     own = [model.threshold] if model.rule.top_k is None and model.label_thresholds is None else []
     x = Axis.around("threshold", inside, [theta], own)
     tuned = bool(own) and _is_tuned(model)
-    name = "best and tuned" if tuned and own == [theta] else "best"
-    lines = [Line(f"{name}, {theta:.3g}", theta, "x", 4)]
-    name = "tuned" if tuned else "of the model"
+    name = f"tuned {_tuned_for(model)}" if tuned else "of the model"
+    lines = [Line(f"best for micro F1{f' and {name}' if own == [theta] else ''}, {theta:.3g}", theta, "x", 4)]
     lines += [Line(f"{name}, {each:.3g}", each, "x") for each in own if each != theta]
     ways = (("F1", curve.f1()), ("precision", curve.precision(np.nan)), ("recall", recall))
     by_threshold = chart(
@@ -348,18 +366,20 @@ def labels(model: Model, found: Evaluation, names: Sequence[str] | None) -> Sect
             frequent = known[np.argsort(-counts[known], kind="stable")]
             some = np.random.default_rng(0).choice(frequent[FREQUENT:], MAX_MARKS - FREQUENT, replace=False)
             chosen = np.sort(np.concatenate([frequent[:FREQUENT], some]))
-        where = "rows of the data" if trained is None else "rows trained on"
+        where = "of the data" if trained is None else "trained on"
         of = (
-            f"{known.size:,} labels"
+            counted(known.size, "label")
             if chosen is known
             else f"The {FREQUENT} most frequent and {MAX_MARKS - FREQUENT} others of {known.size:,} labels"
         )
-        titles = [f"{_name(names, i)}: {counts[i]:,} {where}, F1 {f1[i]:.3f}" for i in chosen.tolist()]
+        titles = [
+            f"{_name(names, i)}: {counted(counts[i], 'row')} {where}, F1 {f1[i]:.3f}" for i in chosen.tolist()
+        ]
         middle, means = _means_by_frequency(counts[known], f1[known])
         figure = chart(
             "F1 by frequency of the label",
             f"{of} with rows in the data, and the mean over all labels of about the same frequency.",
-            Axis.around(where, counts[known], log=True),
+            Axis.around(f"rows {where}", counts[known], log=True),
             Axis.around("F1", f1[chosen], means, zero=True),
             [
                 Series("a label", counts[chosen], f1[chosen], line=False, faint=True, titles=titles),
@@ -383,7 +403,8 @@ def labels(model: Model, found: Evaluation, names: Sequence[str] | None) -> Sect
     worst = there[np.lexsort((-support[there], f1[there]))]
     if there.size <= 2 * LISTED:
         return Section("labels", "Labels", content + listed("Labels, best first", best))
-    note = f"<p>Of the labels with at least {fewest} rows in the data; of equals the more frequent first.</p>"
+    few = counted(fewest, "row")
+    note = f"<p>Of the labels with at least {few} in the data; of equals the more frequent first.</p>"
     lists = listed("Best labels", best[:LISTED]) + listed("Worst labels", worst[:LISTED])
     return Section("labels", "Labels", f'{content}{note}<div class="tables">{lists}</div>')
 
@@ -420,6 +441,10 @@ def or_nothing(value: float | None, form: str = ".4g") -> str:
 
 def _plus_minus(point: Mapping[str, Any]) -> str:
     return f"{or_nothing(point['mean'], '#.4g')} ± {or_nothing(point['standard_error'], '#.2g')}"
+
+
+def _passes(number: int) -> str:
+    return counted(number, "pass", "passes")
 
 
 def _words(score: str) -> str:

@@ -18,7 +18,14 @@ import scipy.sparse as sp
 from click.testing import CliRunner, Result
 from numpy.typing import NDArray
 
-from dswml import Model, SparseWeightedClassifierCV, create_dataset, load_model, write_report
+from dswml import (
+    Model,
+    SparseWeightedClassifier,
+    SparseWeightedClassifierCV,
+    create_dataset,
+    load_model,
+    write_report,
+)
 from dswml.charts import BOTTOM
 from dswml.cli import cli
 from dswml.errors import StoreExistsError
@@ -171,6 +178,10 @@ def test_facts_are_those_of_the_model(place: Path) -> None:
     assert facts["K_hat"].startswith(f"{Y[:160].sum(axis=1).max()} ")
     assert facts["Status"] == "Optimal: the tolerance of 0.01 was reached"
     assert facts["Rank of W"] == str(model.rank)
+    seed = info["parameters"]["options"]["seed"]
+    assert facts["Asked for"] == f"relative gap 0.01, step corrective, seed {seed}"
+    search = info["search"]
+    assert facts["Search"] == f"6 points on 3 folds in {search['passes']} more passes over X, by micro F1"
     assert "certified" in facts["Relative gap"]
     assert f"{info['passes']} passes" in facts["Work"]
     assert f"zarr {info['versions']['zarr']}" in facts["Versions"]
@@ -339,6 +350,8 @@ def test_missing_sections_are_told_with_the_way_to_get_them(place: Path, tmp_pat
     assert bare.sections == ("training",)
     assert [word in " ".join(bare.left_out) for word in ("dswml tune", "--data STORE")] == [True, True]
     assert len(read(tmp_path / "bare.html").classes("chart")) == 0
+    assert any("No convergence: the model has 0 records" in sentence for sentence in bare.left_out)
+    assert "No spectrum: W is zero." in bare.left_out
 
 
 def test_texts_of_the_data_are_text(place: Path, tmp_path: Path) -> None:
@@ -421,8 +434,12 @@ def test_many_labels_make_a_small_page(tmp_path: Path) -> None:
 
 
 def test_rows_the_model_has_seen_are_told(fitted: SparseWeightedClassifierCV, tmp_path: Path) -> None:
-    write_report(fitted.model_, tmp_path / "r.html", X[:160], Y[:160])
-    assert "which the model was trained on" in (tmp_path / "r.html").read_text()
+    write_report(fitted.model_, tmp_path / "seen.html", X[:160], Y[:160])
+    write_report(fitted.model_, tmp_path / "new.html", X[160:], Y[160:])
+    for name, seen in (("seen", True), ("new", False)):
+        text = (tmp_path / f"{name}.html").read_text()
+        assert ("which the model was trained on" in text) == seen
+        assert text.count(", of rows trained on</span>") == 3 * seen  # the figures to be seen first
 
 
 # Of a run
@@ -509,6 +526,41 @@ def test_a_search_without_a_point_says_so(tmp_path: Path) -> None:
     done = write_report(tmp_path / "run", tmp_path / "r.html")
     assert done.sections == ("search",)
     assert "No point of the grid has been looked at yet." in read(tmp_path / "r.html").texts["footer"][0]
+
+
+def test_one_of_a_kind_is_one(tmp_path: Path) -> None:
+    clf = SparseWeightedClassifier(1, weights="uniform", max_iter=1, tol=0).fit(
+        np.ones((1, 1)), np.ones((1, 1))
+    )
+    write_report(clf.model_, tmp_path / "r.html", np.ones((1, 1)), np.ones((1, 1), np.uint8))
+    texts = " ".join(text for texts in read(tmp_path / "r.html").texts.values() for text in texts)
+    assert "1 row (N), 1 feature (D), 1 label (L)" in texts
+    assert not re.search(r"\b1 (passes|iterations|labels|rows|features)\b", texts)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_passes": 2}, "Stopped: at its most passes, the tolerance of 0 was not reached"),
+        ({"max_iter": 0}, "Stopped: at its most iterations, the tolerance of 0 was not reached"),
+    ],
+)
+def test_how_a_fit_ended_is_told_in_words(limits: dict[str, int], words: str, tmp_path: Path) -> None:
+    clf = SparseWeightedClassifier(5, weights=0.2, tol=0, step="open-loop", **limits).fit(X, Y)  # type: ignore[arg-type]
+    write_report(clf.model_, tmp_path / "r.html")
+    assert facts_of(tmp_path / "r.html")["Status"] == words
+    assert not re.search("MAX[A-Z]+|Max[a-z]+", (tmp_path / "r.html").read_text())
+
+
+def test_what_a_threshold_was_tuned_for_is_told(tmp_path: Path) -> None:
+    for score, words in (("macro_f1", "macro F1"), ("P@1", "micro F1")):
+        clf = SparseWeightedClassifierCV(
+            (2, 10), weights=(0.2,), folds=3, tol=1e-2, threshold="tuned", scoring=score, random_state=0
+        )
+        write_report(clf.fit(X, Y).model_, tmp_path / "r.html", X, Y, overwrite=True)
+        found = read(tmp_path / "r.html")
+        assert facts_of(tmp_path / "r.html")["Predicted"].endswith(f"tuned on held-out rows for {words}")
+        assert sum(f"tuned for {words}, " in text for text in found.texts["li"]) == 1
 
 
 # Where it is
