@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,8 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def percent(value: float) -> str:
-    """Write a fraction in per cent."""
-    return f"{100 * value:.2f}"
+    """Write a fraction in per cent, if it is one."""
+    return "not defined" if math.isnan(value) else f"{100 * value:.2f}"
 
 
 def set_table(found: Evaluation) -> Table:
@@ -41,13 +42,13 @@ def ranking_table(found: Evaluation, k: int) -> Table:
     return ("metric", *(f"@{place}" for place in places)), lines
 
 
-def summary(found: Evaluation) -> list[tuple[str, str]]:
-    """Names and values of everything else."""
+def summary(found: Evaluation, way_out: str) -> list[tuple[str, str]]:
+    """Names and values of everything else; ``way_out`` says how to get the propensities where they lack."""
     scores, auc = found.scores, found.auc
     edges = f"{found.edges['number']:,} edges, {found.edges['kind']}"
-    exact = "exact" if auc.error_bound == 0 else f"+- {_bound(100 * auc.error_bound)}"
+    exact = " exact" if auc.error_bound == 0 else f" +- {_bound(100 * auc.error_bound)}"
     lines = [
-        ("micro AUC", f"{percent(auc.value)} {exact} ({edges})"),
+        ("micro AUC", f"{percent(auc.value)}{'' if math.isnan(auc.value) else exact} ({edges})"),
         ("best micro F1", f"{percent(found.best_f1)} at the threshold {found.best_threshold:.4g}"),
         ("Hamming loss", f"{100 * scores['hamming_loss']:.4g}"),
         ("weighted Hamming loss", f"{scores['weighted_hamming_loss']:.4g} a row (p0 = {found.p0:.4g})"),
@@ -58,7 +59,7 @@ def summary(found: Evaluation) -> list[tuple[str, str]]:
         ),
     ]
     if found.propensity is None:
-        lines.append(("PSP, PSnDCG", "left out: name the training data with --propensity-from"))
+        lines.append(("PSP, PSnDCG", f"left out: {way_out}"))
     return lines
 
 

@@ -188,8 +188,13 @@ def _sections(
     else:
         sections.append(write.cross_validation(search))
     if found is not None:
-        sections.append(write.thresholds(model, found.curve, found.auc, rows))
-        sections += [write.metrics(found, k, rows), write.labels(model, found, names)]
+        labelled = found.curve.n_active > 0
+        sections += [write.thresholds(model, found.curve, found.auc, rows) if labelled else None]
+        sections += [write.metrics(found, k, rows), write.labels(model, found, names) if labelled else None]
+        if not labelled:
+            left_out.append(f"No thresholds, ROC and labels: {rows} have no label at all.")
+        elif not found.curve.n_inactive:
+            left_out.append(f"No ROC: {rows} have every label.")
         return [each for each in sections if each is not None], left_out
     curve = None if search is None else curve_of(search)
     if search is not None and curve is not None:
@@ -226,7 +231,7 @@ def _top(model: Model, found: Evaluation | None, seen: bool) -> str:
         scores = found.scores | {"micro_auc": found.auc.value}
         for name, score in (("micro F1", "micro_f1"), ("P@1", "P@1"), ("micro AUC", "micro_auc")):
             value = scores[score]
-            figures.append((name + on, "not defined" if math.isnan(value) else f"{percent(value)} %"))
+            figures.append((name + on, percent(value) + (" %" if math.isfinite(value) else "")))
     return tiles(figures)
 
 

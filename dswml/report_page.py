@@ -33,10 +33,10 @@ a{color:var(--link)}
 nav ul,.legend{list-style:none;margin:0;padding:0;display:flex;flex-wrap:wrap}
 nav ul{gap:.2rem 1rem;font-size:.9rem;margin-top:.8rem}
 .tiles{list-style:none;padding:0;display:grid;gap:.7rem;margin:1.2rem 0;
-grid-template-columns:repeat(auto-fill,minmax(9rem,1fr))}
+grid-template-columns:repeat(auto-fill,minmax(9.5rem,1fr))}
 .tiles li{background:var(--box);border:1px solid var(--rule);border-radius:.5rem;
 padding:.6rem .8rem}
-.tiles b{display:block;font-size:1.35rem;line-height:1.3;font-weight:600;white-space:nowrap}
+.tiles b{display:block;font-size:1.25rem;line-height:1.3;font-weight:600;white-space:nowrap}
 .tiles span{color:var(--soft);font-size:.85rem}
 .charts{display:grid;gap:1.6rem 2rem;grid-template-columns:repeat(auto-fit,minmax(min(100%,25rem),1fr))}
 figure{margin:0;max-width:34rem;min-width:0;break-inside:avoid}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from html import escape
 from itertools import groupby
@@ -330,13 +331,17 @@ def thresholds(model: Model, curve: ThresholdCurve, auc: Auc, rows: str) -> Sect
         lines,
     )
     bound = "" if not auc.error_bound > 0 else f" (error at most {100 * auc.error_bound:.1g} %)"
-    roc = chart(
-        "ROC",
-        f"All entries of {rows} as one: the area under the curve is {percent(auc.value)} %{bound}.",
-        Axis("false positive rate", 0.0, 1.0),
-        Axis("true positive rate", 0.0, 1.0),
-        [Series("model", curve.false_positive_rate(), recall, marks=False)],
-        [Line("chance", axis="diagonal")],
+    roc = (
+        ""
+        if math.isnan(auc.value)
+        else chart(
+            "ROC",
+            f"All entries of {rows} as one: the area under the curve is {percent(auc.value)} %{bound}.",
+            Axis("false positive rate", 0.0, 1.0),
+            Axis("true positive rate", 0.0, 1.0),
+            [Series("model", curve.false_positive_rate(), recall, marks=False)],
+            [Line("chance", axis="diagonal")],
+        )
     )
     return Section("thresholds", "Thresholds", f'<div class="charts">{by_threshold}{roc}</div>')
 
@@ -347,7 +352,10 @@ def metrics(found: Evaluation, k: int, rows: str) -> Section:
     content = (
         f"<p>On {escape(rows)}. Predicted: {escape(found.rule)}. Figures in per cent.</p>"
         f'<div class="tables">{table("Predicted labels", *sets)}{table("Rankings", *rankings)}</div>'
-        + facts("Other figures", summary(found))
+        + facts(
+            "Other figures",
+            summary(found, "the model does not know how many rows it was trained on have each label"),
+        )
     )
     return Section("metrics", "Metrics", content)
 

@@ -442,6 +442,29 @@ def test_rows_the_model_has_seen_are_told(fitted: SparseWeightedClassifierCV, tm
         assert text.count(", of rows trained on</span>") == 3 * seen  # the figures to be seen first
 
 
+@pytest.mark.parametrize(
+    ("truth", "missing", "sentence"),
+    [(0, {"thresholds", "labels"}, "have no label at all"), (1, set(), "have every label")],
+)
+def test_what_is_not_defined_is_said(truth: int, missing: set[str], sentence: str, tmp_path: Path) -> None:
+    model = Model(u=np.eye(3), m=np.random.default_rng(0).normal(size=(3, 5)), p0=0.1)
+    done = write_report(model, tmp_path / "r.html", np.eye(3), np.full((3, 5), truth, np.uint8))
+    assert {"thresholds", "metrics", "labels"} - set(done.sections) == missing
+    assert sum(sentence in each for each in done.left_out) == 1
+    text = (tmp_path / "r.html").read_text()
+    assert "nan" not in text.lower()
+    assert "<b>not defined</b><span>micro AUC</span>" in text
+    assert "<h3>ROC</h3>" not in text
+
+
+def test_only_ways_out_that_there_are_are_told(tmp_path: Path) -> None:
+    write_report(Model(u=np.eye(2), m=np.eye(2), p0=0.1), tmp_path / "r.html", np.eye(2), np.eye(2))
+    (text,) = read(tmp_path / "r.html").texts["body"]
+    assert "left out: the model does not know" in text
+    options = set(re.findall(r"--[a-z-]+", text))
+    assert options <= {"--model", *re.findall(r"--[a-z-]+", dswml("report", "--help").stdout)}
+
+
 # Of a run
 
 
