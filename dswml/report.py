@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import os
 import uuid
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
+from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
@@ -236,13 +237,36 @@ def _top(model: Model, found: Evaluation | None, seen: bool) -> str:
 
 
 def _check_place(place: str, overwrite: bool, storage_options: Mapping[str, Any] | None) -> None:
-    if not store_exists(place, storage_options):
-        return
+    """Refuse a place where something is, or where no file can be written, before there is any work."""
     fs, path = filesystem(place, storage_options)
-    if not fs.isfile(path):
-        raise StoreExistsError(f"{place} is a folder: it is not replaced by a report; name a file")
-    if not overwrite:
-        raise StoreExistsError(f"{place} exists: choose another place, or overwrite=True (--overwrite)")
+    if store_exists(place, storage_options):
+        if not fs.isfile(path):
+            raise StoreExistsError(f"{place} is a folder: it is not replaced by a report; name a file")
+        if not overwrite:
+            raise StoreExistsError(f"{place} exists: choose another place, or overwrite=True (--overwrite)")
+    with _writing(place):
+        folder = path.rpartition("/")[0]
+        if "://" in place:
+            mark = f"{folder}/.dswml-{uuid.uuid4().hex}"
+            fs.pipe_file(mark, b"dswml looks whether it can write here\n")
+            fs.rm_file(mark)
+            return
+        while not os.path.exists(folder or "/"):
+            folder = os.path.dirname(folder)
+        with TemporaryFile(dir=folder or "/"):
+            pass
+
+
+@contextmanager
+def _writing(place: str) -> Iterator[None]:
+    """Turn whatever a file system says into an error with a way out."""
+    try:
+        yield
+    except Exception as error:
+        raise DataError(
+            f"the report {place} cannot be written ({type(error).__name__}: {error}): name a file in a "
+            "folder or bucket that you may write to"
+        ) from error
 
 
 def _put(
@@ -257,16 +281,18 @@ def _put(
     done = Report(place, len(content), tuple(each.key for each in sections), tuple(left_out))
     if "://" in place:  # an object store shows a file when it is all there
         fs, path = filesystem(place, storage_options)
-        fs.pipe_file(path, content)
+        with _writing(place):
+            fs.pipe_file(path, content)
         return done
     aside = f"{place}.{uuid.uuid4().hex[:8]}.partial"
-    try:
-        os.makedirs(os.path.dirname(place), exist_ok=True)
-        with open(aside, "wb") as file:
-            file.write(content)
-        os.replace(aside, place)
-    except OSError as error:
-        with suppress(OSError):
-            os.remove(aside)
-        raise DataError(f"the report {place} cannot be written: {error}") from error
+    with _writing(place):
+        try:
+            os.makedirs(os.path.dirname(place), exist_ok=True)
+            with open(aside, "wb") as file:
+                file.write(content)
+            os.replace(aside, place)
+        except OSError:
+            with suppress(OSError):
+                os.remove(aside)
+            raise
     return done

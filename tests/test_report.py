@@ -602,8 +602,34 @@ def test_what_is_there_is_replaced_only_when_asked(place: Path, tmp_path: Path) 
     assert os.listdir(out.parent) == ["r.html"]
     with pytest.raises(StoreExistsError, match="is a folder"):
         write_report(place / "m.zarr", place / "d.zarr", overwrite=True)
-    below_a_file = dswml("report", place / "m.zarr", out / "r.html", "-q")
-    assert (below_a_file.exit_code, "cannot be written" in below_a_file.stderr) == (3, True)
+
+
+@pytest.mark.parametrize("out", ["file/r.html", "http://127.0.0.1:9/r.html"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    place: Path, tmp_path: Path, out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    told = dswml("report", place / "m.zarr", out, "--data", place / "d.zarr")
+    assert told.exit_code == 3
+    (line,) = told.stderr.splitlines()  # and no progress of an evaluation
+    assert re.fullmatch(r"Error: the report .*r\.html cannot be written \(.*\): name a file in a .*", line)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_is_no_model_is_refused_with_the_way_out(place: Path, tmp_path: Path) -> None:
+    for model, data, way_out in (
+        ("d.zarr", "d.zarr", "'dswml train'"),
+        ("m.zarr", "m.zarr", "'dswml import'"),
+    ):
+        told = dswml("report", place / model, tmp_path / "r.html", "--data", place / data)
+        assert (told.exit_code, "format attribute is" in told.stderr, way_out in told.stderr) == (
+            3,
+            True,
+            True,
+        )
+    told = dswml("report", tmp_path / "none.zarr", tmp_path / "r.html")
+    assert (told.exit_code, "none.zarr: check the path or URL" in told.stderr) == (3, True)
 
 
 def test_the_same_model_makes_the_same_page(place: Path, tmp_path: Path) -> None:
