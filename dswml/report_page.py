@@ -90,6 +90,7 @@ grid-template:auto auto 1fr/1fr 1fr}.charts :only-child>h3{grid-column:1/-1}
 @media print{@page{margin:14mm}html{font-size:10pt}nav,summary{display:none}
 section{break-inside:auto}h2,h3{break-after:avoid}tr,.tiles li{break-inside:avoid}
 .scroll{overflow:visible;background:none}.tables .scroll{break-inside:avoid}.long{max-width:none}
+td:last-child{white-space:normal}
 .charts,.tables{grid-template-columns:1fr 1fr}.tables:has(.long){grid-template-columns:1fr}
 details::details-content{content-visibility:visible;height:auto}}
 """

@@ -70,9 +70,9 @@ def training(model: Model) -> Section:
         lines.append(("Radius", f"{parameters['radius']:g}, of the nuclear-norm ball"))
     options = parameters.get("options", {})
     if "tol" in options:
-        lines.append(
-            ("Asked for", f"relative gap {options['tol']:g}, step {options['step']}, seed {options['seed']}")
-        )
+        random_state = parameters.get("random_state")
+        seed = "" if random_state is None else f", seed {random_state}"
+        lines.append(("Asked for", f"relative gap {options['tol']:g}, step {options['step']}{seed}"))
     lines.append(("Rank of W", f"{model.rank}"))
     if "objective" in info:
         lines += _fit(info)

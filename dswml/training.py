@@ -41,6 +41,8 @@ class Parameters:
     threshold: float | None = None
     dtype: str = "auto"
     cache: str = "auto"
+    #: What the seed of the options was drawn with, if that is a number.
+    random_state: int | None = None
     options: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
@@ -155,8 +157,17 @@ def train(
     return model, solution
 
 
-#: Parameters that may be others when work goes on from a checkpoint.
-CHANGEABLE = ("cache", "threshold", "max_iter", "max_passes", "time_limit", "tol", "shard_labels")
+#: Parameters that may be others when work goes on from a checkpoint, or tell nothing that others do not.
+CHANGEABLE = (
+    "cache",
+    "threshold",
+    "random_state",
+    "max_iter",
+    "max_passes",
+    "time_limit",
+    "tol",
+    "shard_labels",
+)
 
 
 def _request(data: Dataset, parameters: Parameters) -> dict[str, Any]:
