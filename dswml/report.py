@@ -147,19 +147,22 @@ def _write_search(
     )
     left_out = [
         *(["No point of the grid has been looked at yet."] if grid is None else []),
-        "No model, spectrum and scores: the search ends with them, and 'dswml tune' with --resume goes on.",
+        "No model, spectrum and scores: they come with the end of the search, and 'dswml tune' with --resume "
+        "goes on to it.",
     ]
     top = tiles(
         [
-            ("stopped at checkpoint " + str(state.number), "Unfinished"),
+            ("number of the last checkpoint", f"{state.number}"),
             ("solved, of points times folds", f"{solved} of {total}"),
             ("passes over X", f"{state.passes}"),
         ]
     )
-    lead = f"A search of {counted(len(state.points), 'point')}, stopped or still going on."
-    return _put(
-        place, page(f"Report of {name}", lead, top, sections, left_out), sections, left_out, storage_options
+    lead = (
+        f"A search of {counted(len(state.points), 'point')} as of its last checkpoint, whether it goes "
+        "on, was stopped or has ended since."
     )
+    text = page(f"Report of {name}", lead, top, sections, left_out)
+    return _put(place, text, sections, left_out, storage_options)
 
 
 def _rows(model: Model, data: Dataset) -> str:

@@ -27,8 +27,9 @@ from dswml import (
     write_report,
 )
 from dswml.charts import BOTTOM
+from dswml.checkpoint_file import CheckpointFolder
 from dswml.cli import cli
-from dswml.errors import StoreExistsError
+from dswml.errors import DataError, StoreExistsError
 from dswml.frank_wolfe import Record
 from dswml.hiding import public_name
 from dswml.search_record import searched
@@ -265,6 +266,16 @@ def test_every_point_of_the_grid_is_there_with_its_error(
     assert len(found.classes("large")) == 2 * len(rings)  # in the chart and in its legend
 
 
+def test_many_weightings_look_different(fitted: SparseWeightedClassifierCV, tmp_path: Path) -> None:
+    search = fitted.model_.info["search"]
+    some, weights = search["points"][0], [round(0.05 * i, 2) for i in range(1, 9)]
+    points = [{**some, "radius": radius, "weights": each} for each in weights for radius in (1, 2)]
+    model = replace(fitted.model_, info={"search": {**search, "points": points}})
+    write_report(model, tmp_path / "r.html")
+    lines = {attrs["class"] for attrs in read(tmp_path / "r.html").classes("line")}
+    assert len(lines) == len(weights)
+
+
 def test_estimated_gaps_look_different_from_certified_ones(tmp_path: Path) -> None:
     history = tuple(
         Record(i, 2 * i + 1, 2.0 - i / 4, 0.1, 10.0**-i, certified=i == 3, rank=i, directions=i, seconds=1.0)
@@ -418,6 +429,28 @@ def test_no_secret_and_no_folder_is_told(tmp_path: Path) -> None:
     assert public_name(tmp_path / "a b.zarr") == "a b.zarr"
 
 
+def test_of_the_place_of_the_data_only_the_name_is_kept(tmp_path: Path) -> None:
+    import fsspec
+
+    from dswml import Checkpoints, open_dataset
+
+    url, secrets = "memory://user:hunter3@bucket/folder/d.zarr", {"token": "hunter2"}
+    create_dataset(url, X, Y, storage_options=secrets)
+    try:
+        data = open_dataset(url, storage_options=secrets)
+        place = Checkpoints("memory://folder/run", storage_options=secrets)
+        clf = SparseWeightedClassifier(5, weights=0.2, checkpoint=place).fit(data)
+        write_report(place.url, tmp_path / "r.html", storage_options=secrets)
+        kept = [file.getvalue() for path, file in fsspec.filesystem("memory").store.items() if "run/" in path]
+    finally:
+        fsspec.filesystem("memory").store.clear()
+    assert clf.model_.info["data"]["name"] == "d.zarr"
+    assert facts_of(tmp_path / "r.html")["Data"].startswith(f"d.zarr: {N} rows (N)")
+    told = [json.dumps(clf.model_.info).encode(), (tmp_path / "r.html").read_bytes(), *kept]
+    assert len(kept) > 10
+    assert not any(re.search(b"hunter|bucket|folder/|user:", each) for each in told)
+
+
 def test_many_labels_make_a_small_page(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     many = 60_000
@@ -513,6 +546,14 @@ def test_a_run_without_an_iteration_is_told_in_a_sentence(tmp_path: Path) -> Non
         shutil.rmtree(number)
     told = dswml("report", tmp_path / "run", tmp_path / "r.html")
     assert (told.exit_code, "holds no checkpoint yet" in told.stderr) == (3, True)
+
+
+def test_a_checkpoint_that_tells_nothing_of_its_data_is_refused(tmp_path: Path) -> None:
+    folder = CheckpointFolder(str(tmp_path / "run"))
+    folder.take()
+    folder.write({"verb": "train"}, {"reads": [], "seconds": 1.0})
+    with pytest.raises(DataError, match=r"older dswml.*--resume"):
+        write_report(tmp_path / "run", tmp_path / "r.html")
 
 
 def test_a_search_is_reported_point_by_point(tmp_path: Path) -> None:
