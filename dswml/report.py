@@ -23,6 +23,7 @@ from .executor import Executor
 from .hiding import public_name
 from .model import Model, load_model
 from .progress import OnProgress
+from .report_labels import labels
 from .report_page import Section, counted, page, tiles
 from .roc import Auc
 from .run_file import SearchState, is_run, read_run
@@ -194,7 +195,7 @@ def _sections(
     if found is not None:
         labelled = found.curve.n_active > 0
         sections += [write.thresholds(model, found.curve, found.auc, rows) if labelled else None]
-        sections += [write.metrics(found, k, rows), write.labels(model, found, names) if labelled else None]
+        sections += [write.metrics(found, k, rows), labels(model, found, names) if labelled else None]
         if not labelled:
             left_out.append(f"No thresholds, ROC and labels: {rows} have no label at all.")
         elif not found.curve.n_inactive:
