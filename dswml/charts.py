@@ -22,6 +22,10 @@ Array = npt.NDArray[Any]
 
 WIDTH, HEIGHT = 420, 280
 LEFT, RIGHT, TOP, BOTTOM = 54, 406, 30, 232
+#: Width of a digit, on a phone.
+DIGIT = 7.6
+#: Half the width of the ends of an error bar: more than a mark.
+CAP = 6
 #: Marks of the series, by their number.
 SHAPES = ("circle", "square", "diamond", "triangle")
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
@@ -78,15 +82,18 @@ def log_ticks(low: float, high: float, most: int = 7) -> list[float]:
 
 @dataclass(frozen=True)
 class Axis:
-    """One axis: its title and its range."""
+    """One axis: its title and its range; ``whole`` if it has whole numbers only."""
 
     title: str
     low: float
     high: float
     log: bool = False
+    whole: bool = False
 
     @classmethod
-    def around(cls, title: str, *values: Any, log: bool = False, zero: bool = False) -> Axis:
+    def around(
+        cls, title: str, *values: Any, log: bool = False, zero: bool = False, whole: bool = False
+    ) -> Axis:
         """Return an axis with room for all values; with ``zero``, from zero on."""
         found = np.concatenate([np.asarray(each, dtype=np.float64).ravel() for each in values])
         found = found[np.isfinite(found) & ((found > 0) | (not log))]
@@ -96,10 +103,11 @@ class Axis:
             return cls(title, low / margin, high * margin, log=True)
         low = min(low, 0.0) if zero else low
         margin = 0.05 * (high - low) or 0.5 * abs(high) or 1.0
-        return cls(title, low if zero and low == 0 else low - margin, high + margin)
+        return cls(title, low if zero and low == 0 else low - margin, high + margin, whole=whole)
 
     def ticks(self) -> list[float]:
-        return (log_ticks if self.log else linear_ticks)(self.low, self.high)
+        ticks = (log_ticks if self.log else linear_ticks)(self.low, self.high)
+        return [tick for tick in ticks if tick.is_integer()] if self.whole else ticks
 
     def labels(self) -> list[str]:
         """Return what stands at the ticks: as many decimals as they need, powers where they are far apart."""
@@ -140,9 +148,9 @@ class Series:
     line, marks : bool
         Whether points are joined, whether they are marked.
     hollow : bool
-        Marks without a filling.
+        Marks without a filling, and a line of dashes.
     errors : array-like, optional
-        Half the length of a bar through every point.
+        Half the length of a bar through every point, whose mark is small then.
     titles : sequence of str, optional
         What a pointer over a mark shows.
     shift : float
@@ -192,9 +200,10 @@ def chart(
     >>> figure.count("<circle"), "<title>Sizes</title>" in figure
     (2, True)
     """
-    drawn = [*_grid(x, y), *(_across(line, x, y) for line in lines)]
+    plot = _Plot(x, y)
+    drawn = [*plot.grid(), *(plot.across(line) for line in lines)]
     for each in series:
-        drawn += _drawn(each, x, y)
+        drawn += plot.drawn(each)
     legend = [_entry(f'<path class="dash c{line.colour}" d="M1 6H25"/>', line.name) for line in lines]
     legend = [_entry(_swatch(each), each.name) for each in series if each.name] + legend
     return (
@@ -211,74 +220,80 @@ def _power(value: float) -> str:
     return ("" if abs(factor - 1) < 1e-9 else f"{factor:.6g}·") + "10" + str(power).translate(_SUPERSCRIPT)
 
 
-def _across_x(share: Any) -> Any:
-    return LEFT + (RIGHT - LEFT) * share
+@dataclass(frozen=True)
+class _Plot:
+    """Where things stand between two axes; farther to the right where the numbers beside them are long."""
 
+    x: Axis
+    y: Axis
 
-def _across_y(share: Any) -> Any:
-    return BOTTOM - (BOTTOM - TOP) * share
+    @property
+    def left(self) -> float:
+        return max(LEFT, 8 + DIGIT * max(map(len, self.y.labels()), default=0))
 
+    def place_x(self, values: Any) -> Any:
+        return self.left + (RIGHT - self.left) * self.x.shares(values)
 
-def _grid(x: Axis, y: Axis) -> list[str]:
-    parts = []
-    for share, label in zip(y.shares(y.ticks()), y.labels(), strict=True):
-        place = _across_y(share)
-        parts.append(f'<path class="grid" d="M{LEFT} {place:.1f}H{RIGHT}"/>')
-        parts.append(f'<text class="end" x="{LEFT - 6}" y="{place + 4:.1f}">{label}</text>')
-    for share, label in zip(x.shares(x.ticks()), x.labels(), strict=True):
-        place = _across_x(share)
-        parts.append(f'<path class="axis" d="M{place:.1f} {BOTTOM}v4"/>')
-        parts.append(f'<text class="middle" x="{place:.1f}" y="{BOTTOM + 18}">{label}</text>')
-    parts.append(f'<path class="axis" d="M{LEFT} {BOTTOM}H{RIGHT}"/>')
-    parts.append(f'<text class="name" x="4" y="15">{escape(y.title)}</text>')
-    parts.append(f'<text class="name end" x="{RIGHT}" y="{BOTTOM + 38}">{escape(x.title)}</text>')
-    return parts
+    def place_y(self, values: Any) -> Any:
+        return BOTTOM - (BOTTOM - TOP) * self.y.shares(values)
 
+    def grid(self) -> list[str]:
+        x, y, left, parts = self.x, self.y, f"{self.left:g}", []
+        for place, label in zip(self.place_y(y.ticks()), y.labels(), strict=True):
+            parts.append(f'<path class="grid" d="M{left} {place:.1f}H{RIGHT}"/>')
+            parts.append(f'<text class="end" x="{self.left - 6:g}" y="{place + 4:.1f}">{label}</text>')
+        for place, label in zip(self.place_x(x.ticks()), x.labels(), strict=True):
+            parts.append(f'<path class="axis" d="M{place:.1f} {BOTTOM}v4"/>')
+            parts.append(f'<text class="middle" x="{place:.1f}" y="{BOTTOM + 18}">{label}</text>')
+        parts.append(f'<path class="axis" d="M{left} {BOTTOM}H{RIGHT}"/>')
+        parts.append(f'<text class="name" x="4" y="15">{escape(y.title)}</text>')
+        parts.append(f'<text class="name end" x="{RIGHT}" y="{BOTTOM + 38}">{escape(x.title)}</text>')
+        return parts
 
-def _across(line: Line, x: Axis, y: Axis) -> str:
-    if line.axis == "diagonal":
-        return f'<path class="dash c{line.colour}" d="M{LEFT} {BOTTOM}L{RIGHT} {TOP}"/>'
-    share = float((y if line.axis == "y" else x).shares(line.at))
-    if math.isnan(share):
-        return ""
-    way = (
-        f"M{LEFT} {_across_y(share):.1f}H{RIGHT}"
-        if line.axis == "y"
-        else f"M{_across_x(share):.1f} {BOTTOM}V{TOP}"
-    )
-    return f'<path class="dash c{line.colour}" d="{way}"/>'
+    def across(self, line: Line) -> str:
+        if line.axis == "diagonal":
+            return f'<path class="dash c{line.colour}" d="M{self.left:g} {BOTTOM}L{RIGHT} {TOP}"/>'
+        place = float((self.place_y if line.axis == "y" else self.place_x)(line.at))
+        if math.isnan(place):
+            return ""
+        way = f"M{self.left:g} {place:.1f}H{RIGHT}" if line.axis == "y" else f"M{place:.1f} {BOTTOM}V{TOP}"
+        return f'<path class="dash c{line.colour}" d="{way}"/>'
 
-
-def _drawn(series: Series, x: Axis, y: Axis) -> list[str]:
-    across, up = _across_x(x.shares(series.x)) + series.shift, _across_y(y.shares(series.y))
-    there = np.flatnonzero(np.isfinite(across) & np.isfinite(up)).tolist()
-    parts = []
-    if series.line and len(there) > 1:
-        points = " ".join(f"{across[i]:.1f},{up[i]:.1f}" for i in there)
-        parts.append(f'<polyline class="line {series.classes}" points="{points}"/>')
-    if series.errors is not None:
-        middle, half = np.asarray(series.y, dtype=np.float64), np.asarray(series.errors, dtype=np.float64)
-        # A bar that leaves the chart ends at its edge.
-        low, high = (_across_y(y.shares(np.clip(middle + sign * half, y.low, y.high))) for sign in (-1, 1))
-        parts += [
-            f'<path class="bar {series.classes}" d="M{across[i] - 3:.1f} {low[i]:.1f}h6m-3 0V{high[i]:.1f}'
-            f'm-3 0h6"/>'
-            for i in there
-        ]
-    if series.marks:
-        for i in there:
-            title = "" if series.titles is None else f"<title>{escape(series.titles[i])}</title>"
-            parts.append(_mark(series, across[i], up[i], title))
-    return parts
+    def drawn(self, series: Series) -> list[str]:
+        across, up = self.place_x(series.x) + series.shift, self.place_y(series.y)
+        there = np.flatnonzero(np.isfinite(across) & np.isfinite(up)).tolist()
+        parts = []
+        if series.line and len(there) > 1:
+            points = " ".join(f"{across[i]:.1f},{up[i]:.1f}" for i in there)
+            parts.append(f'<polyline class="line {series.classes}" points="{points}"/>')
+        if series.marks:
+            for i in there:
+                title = "" if series.titles is None else f"<title>{escape(series.titles[i])}</title>"
+                parts.append(_mark(series, across[i], up[i], title))
+        if series.errors is not None:  # above the marks, which are larger than most bars
+            middle, half = (np.asarray(each, dtype=np.float64) for each in (series.y, series.errors))
+            # A bar that leaves the chart ends at its edge.
+            low, high = (
+                self.place_y(np.clip(middle + sign * half, self.y.low, self.y.high)) for sign in (-1, 1)
+            )
+            parts += [
+                f'<path class="bar {series.classes}" d="M{across[i] - CAP:.1f} {low[i]:.1f}h{2 * CAP}'
+                f'm-{CAP} 0V{high[i]:.1f}m-{CAP} 0h{2 * CAP}"/>'
+                for i in there
+            ]
+        return parts
 
 
 def _mark(series: Series, x: float, y: float, title: str = "") -> str:
     shape = "circle" if series.large else SHAPES[(series.colour - 1) % len(SHAPES)]
     classes = f"mark {series.classes}"
+    small = series.errors is not None
     if shape == "circle":
-        size = 7 if series.large else 3.2
+        size = 7 if series.large else 2.2 if small else 3.2
         return f'<circle class="{classes}" cx="{x:.1f}" cy="{y:.1f}" r="{size}">{title}</circle>'
     ways = {"square": "m-3 -3h6v6h-6z", "diamond": "m0 -4.2l4.2 4.2l-4.2 4.2l-4.2 -4.2z"}
+    if small:
+        ways = {"square": "m-2 -2h4v4h-4z", "diamond": "m0 -3l3 3l-3 3l-3 -3z", "triangle": "m0 -3l3 5h-6z"}
     way = ways.get(shape, "m0 -4l4 7h-8z")
     return f'<path class="{classes}" d="M{x:.1f} {y:.1f}{way}">{title}</path>'
 

@@ -28,10 +28,12 @@ from .storage import absolute_url
 from .stored import Dataset
 from .sweep import Partial, Sweep
 
-__all__ = ["Checkpoints", "Journal", "begin", "data_request", "saving"]
+__all__ = ["ABOUT", "Checkpoints", "Journal", "begin", "data_request", "saving"]
 
 #: Fields of a `Sweep` that are named anew in every run.
 _NAMES = ("source", "basis")
+#: Before the names of values that are no part of the state.
+ABOUT = "about "
 _SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*s")
 
 
@@ -105,6 +107,8 @@ class Journal:
         Asked after every read whether to stop.
     time_limit : float, optional
         Seconds from now after which to stop.
+    about : mapping, optional
+        What a report must know of the work besides its state: numbers, texts and arrays.
     """
 
     def __init__(
@@ -116,8 +120,10 @@ class Journal:
         limit: int,
         stop: Callable[[], bool] | None = None,
         time_limit: float | None = None,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         self.checkpoints, self.request, self.n_rows, self.limit = checkpoints, dict(request), n_rows, limit
+        self._about = {f"{ABOUT}{name}": value for name, value in (about or {}).items()}
         self._stop, self._time_limit = stop, float("inf") if time_limit is None else time_limit
         self._started = self._written = time.monotonic()
         self.url, options = absolute_url(checkpoints.url), checkpoints.storage_options
@@ -220,7 +226,8 @@ class Journal:
             return
         seconds = self.seconds_before + time.monotonic() - self._started
         try:
-            self._folder.write(self.request, {**self._state, "seconds": seconds, **_packed(self._reads)})
+            values = {**self._state, **self._about, "seconds": seconds, **_packed(self._reads)}
+            self._folder.write(self.request, values)
             self._new = False
         except TakenOverError:
             raise
@@ -292,7 +299,7 @@ def _packed(reads: list[tuple[str, Partial]]) -> Values:
 
 def _unpacked(values: Values) -> tuple[Values, deque[tuple[str, Partial]]]:
     """Return the state, and the reads since."""
-    state = {name: value for name, value in values.items() if not name.startswith("read")}
+    state = {name: value for name, value in values.items() if not name.startswith(("read", ABOUT))}
     reads: deque[tuple[str, Partial]] = deque((key, {}) for key in values["reads"])
     for name, value in values.items():
         if name.startswith("read "):

@@ -203,7 +203,8 @@ def evaluate(
     )
     for table in (set_table(found), ranking_table(found, k)):
         _show_table(table)
-    click.echo("\n" + "\n".join(f"{name:<22}{value}" for name, value in summary(found)))
+    others = summary(found, "name the training data with --propensity-from")
+    click.echo("\n" + "\n".join(f"{name:<22}{value}" for name, value in others))
 
 
 def _show_table(table: Table) -> None:

@@ -1,4 +1,4 @@
-"""The verb ``report``: one HTML page about a model."""
+"""The verb ``report``: one HTML page about a model or a run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["report"]
 
 
 @click.command()
-@click.argument("model")
+@click.argument("model", metavar="MODEL_OR_RUN")
 @click.argument("out")
 @click.option(
     "--data", metavar="STORE", help="Score the rows of this data set, best such as the model has not seen."
@@ -40,10 +40,11 @@ def report(
     as_json: bool,
     quiet: bool,
 ) -> None:
-    """Write a report of MODEL to the HTML file OUT.
+    """Write a report of MODEL_OR_RUN to the HTML file OUT.
 
-    MODEL and OUT are paths or URLs. The page needs no network. It tells what was trained on what, how the
-    fit went, the spectrum, and the curves of 'dswml tune'; with --data also how good the model is.
+    MODEL_OR_RUN and OUT are paths or URLs: of a model, or of the checkpoints of a run that has ended, was
+    stopped or goes on, whose last one is shown. The page needs no network. It tells what was trained on what,
+    how the fit went, the spectrum, and the curves of 'dswml tune'; with --data also how good the model is.
     """
     with working(
         cluster, quiet or as_json, reads=[data] if data else [], storage_options=storage_options

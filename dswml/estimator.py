@@ -386,6 +386,7 @@ class SparseWeightedClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[
             threshold=None if threshold is None else float(threshold),
             dtype=self.dtype,
             cache=self.cache,
+            random_state=int(self.random_state) if isinstance(self.random_state, int | np.integer) else None,
             options=Options(
                 step=self.step,
                 block_size=None if self.block_size == "auto" else int(self.block_size),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,8 @@ Table = tuple[Sequence[str], Sequence[Sequence[str]]]
 
 
 def percent(value: float) -> str:
-    """Write a fraction in per cent."""
-    return f"{100 * value:.2f}"
+    """Write a fraction in per cent, if it is one."""
+    return "not defined" if math.isnan(value) else f"{100 * value:.2f}"
 
 
 def set_table(found: Evaluation) -> Table:
@@ -26,7 +27,7 @@ def set_table(found: Evaluation) -> Table:
         (average, *(percent(found.scores[f"{average}_{name}"]) for name in names))
         for average in ("micro", "macro", "samples")
     ]
-    return ("", "precision", "recall", "F1"), lines
+    return ("average", "precision", "recall", "F1"), lines
 
 
 def ranking_table(found: Evaluation, k: int) -> Table:
@@ -38,16 +39,16 @@ def ranking_table(found: Evaluation, k: int) -> Table:
         for name in ("P", "nDCG", "R", "PSP", "PSnDCG")
         if f"{name}@1" in found.scores
     ]
-    return ("", *(f"@{place}" for place in places)), lines
+    return ("metric", *(f"@{place}" for place in places)), lines
 
 
-def summary(found: Evaluation) -> list[tuple[str, str]]:
-    """Names and values of everything else."""
+def summary(found: Evaluation, way_out: str) -> list[tuple[str, str]]:
+    """Names and values of everything else; ``way_out`` says how to get the propensities where they lack."""
     scores, auc = found.scores, found.auc
     edges = f"{found.edges['number']:,} edges, {found.edges['kind']}"
-    exact = "exact" if auc.error_bound == 0 else f"+- {_bound(100 * auc.error_bound)}"
+    exact = " exact" if auc.error_bound == 0 else f" +- {_bound(100 * auc.error_bound)}"
     lines = [
-        ("micro AUC", f"{percent(auc.value)} {exact} ({edges})"),
+        ("micro AUC", f"{percent(auc.value)}{'' if math.isnan(auc.value) else exact} ({edges})"),
         ("best micro F1", f"{percent(found.best_f1)} at the threshold {found.best_threshold:.4g}"),
         ("Hamming loss", f"{100 * scores['hamming_loss']:.4g}"),
         ("weighted Hamming loss", f"{scores['weighted_hamming_loss']:.4g} a row (p0 = {found.p0:.4g})"),
@@ -58,7 +59,7 @@ def summary(found: Evaluation) -> list[tuple[str, str]]:
         ),
     ]
     if found.propensity is None:
-        lines.append(("PSP, PSnDCG", "left out: name the training data with --propensity-from"))
+        lines.append(("PSP, PSnDCG", f"left out: {way_out}"))
     return lines
 
 

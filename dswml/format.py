@@ -41,7 +41,10 @@ def check_attributes(attrs: Mapping[str, Any], url: str) -> None:
             "or with --overwrite (overwrite=True) to start over"
         )
     if attrs.get("format") != FORMAT:
-        raise DataError(f"{url} is not a dswml data set (its format attribute is {attrs.get('format')!r})")
+        raise DataError(
+            f"{url} is not a dswml data set (its format attribute is {attrs.get('format')!r}): name what "
+            "'dswml import' or 'dswml synth' has written"
+        )
     version = attrs.get("format_version")
     if version != FORMAT_VERSION:
         raise DataError(

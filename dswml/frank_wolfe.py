@@ -460,12 +460,7 @@ class Run:
         self.mt = self.mt @ rotation
 
     def solution(self, record: Record, status: str) -> Solution:
-        values, left = oracle.singular_rotation(self.mt)
-        rank = int(np.count_nonzero(values > 1e-13 * values.max(initial=0.0)))  # nothing certified is dropped
-        u = left[:rank].T
-        if not self.problem.whole:
-            u = self.problem.basis[:, : self.mt.shape[1]] @ u
-        m = left[:rank] @ self.mt.T
+        u, m = oracle.singular_form(None if self.problem.whole else self.problem.basis, self.mt)
         return Solution(
             u=u,
             m=m,

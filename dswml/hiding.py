@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterable
 from typing import Any
 
-__all__ = ["Hidden", "secrets_of", "without"]
+from .storage import absolute_url
+
+__all__ = ["Hidden", "public_name", "secrets_of", "without"]
 
 #: Storage options whose values may be shown.
 OPEN_OPTIONS = ("endpoint_url", "region_name")
@@ -54,3 +57,17 @@ def without(secrets: Iterable[str], text: str) -> str:
         for form in {secret, json.dumps(secret)[1:-1]}:
             text = text.replace(form, "***")
     return _USER.sub("***@", text)
+
+
+def public_name(url: str | os.PathLike[str]) -> str:
+    """Return the last part of a path or URL: nothing of users, passwords, tokens and folders.
+
+    Examples
+    --------
+    >>> public_name("https://user:word@host/a/b.zarr?token=1/2"), public_name("s3://key:word@bucket")
+    ('b.zarr', 'bucket')
+    """
+    text = absolute_url(url)
+    if "://" in text:
+        text = text.split("?")[0].split("#")[0].rstrip("/")
+    return text.rsplit("/", 1)[-1].rsplit("@", 1)[-1]

@@ -162,7 +162,10 @@ def _names_digest(names: Sequence[str]) -> str:
 
 def _check_kind(attrs: Mapping[str, Any], place: str) -> None:
     if attrs.get("format") != MODEL_FORMAT:
-        raise DataError(f"{place} is not a dswml model (its format attribute is {attrs.get('format')!r})")
+        raise DataError(
+            f"{place} is not a dswml model (its format attribute is {attrs.get('format')!r}): name what "
+            "'dswml train' or 'dswml tune' has written as --model"
+        )
     if attrs.get("format_version") not in VERSIONS:
         raise DataError(
             f"{place} has model format version {attrs.get('format_version')!r}; this program reads version "

@@ -25,6 +25,7 @@ __all__ = [
     "leading_on_basis",
     "leading_vectors",
     "nothing_found",
+    "singular_form",
     "singular_rotation",
     "svd",
     "warm_start",
@@ -191,6 +192,13 @@ def singular_rotation(mt: Array) -> tuple[Array, Array]:
         triangle = np.asarray(np.linalg.qr(np.vstack([triangle, mt[first : first + step]]), mode="r"))
     _, values, rows = svd(triangle)
     return values, rows
+
+
+def singular_form(basis: Array | None, mt: Array) -> tuple[Array, Array]:
+    """U and M of W's own rank, U with orthonormal columns, from M^T on a basis; None for the features."""
+    values, rows = singular_rotation(mt)
+    rows = rows[: np.count_nonzero(values > 1e-13 * values.max(initial=0.0))]  # nothing certified is dropped
+    return rows.T if basis is None else basis[:, : mt.shape[1]] @ rows.T, rows @ mt.T
 
 
 def with_recent(used: Array, keep: int) -> Array:

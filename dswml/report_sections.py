@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from html import escape
 from itertools import groupby
 from typing import Any
@@ -15,48 +16,84 @@ from .evaluation import Evaluation
 from .evaluation_tables import percent, ranking_table, set_table, summary
 from .model import Model
 from .progress import format_seconds
-from .report_page import Section, facts, table
+from .report_page import Section, counted, facts, table
 from .roc import Auc, ThresholdCurve
-from .rules import KINDS, direction
+from .rules import KINDS, RULE_SCORES, direction
 from .search_record import thinned
 from .solution import Certificate
 
-__all__ = ["convergence", "cross_validation", "labels", "metrics", "spectrum", "thresholds", "training"]
+__all__ = [
+    "convergence",
+    "cross_validation",
+    "data_lines",
+    "metrics",
+    "or_nothing",
+    "spectrum",
+    "status",
+    "thresholds",
+    "training",
+    "versions_lines",
+]
 
 Array = npt.NDArray[Any]
 
-#: Most marks of a chart, points of a curve, labels in a list, and characters of a name.
-MAX_MARKS, MAX_CURVE, LISTED, NAME_LENGTH = 800, 200, 10, 60
-#: Rows of the data that a label must have to be listed as well or badly predicted.
-FEWEST_ROWS = 5
+#: Most marks of a chart, and points of a curve.
+MAX_MARKS, MAX_CURVE = 800, 200
+#: Why a fit ended before its tolerance was reached.
+_ENDS = {
+    "MAXITER": "at its most iterations",
+    "MAXPASSES": "at its most passes",
+    "TIMEOUT": "at its time limit",
+    "INTERRUPTED": "as asked",
+}
 
 
 def training(model: Model) -> Section:
     """What was trained on what."""
-    info, data = model.info, model.info.get("data", {})
-    rows = f"{data['n_rows']:,} rows (N), " if "n_rows" in data else ""
-    each = f", {data['nnz_y'] / data['n_rows']:.3g} labels a row" if "nnz_y" in data else ""
-    lines = [("Data", f"{rows}{model.n_features:,} features (D), {model.n_labels:,} labels (L){each}")]
-    if "fingerprint" in data:
-        lines.append(("Data fingerprint", data["fingerprint"]))
-    if "k_hat" in info:
-        lines.append(("K_hat", f"{info['k_hat']} labels on a row at most"))
+    info = model.info
+    lines = data_lines(info, model.n_features, model.n_labels)
     parameters = info.get("parameters", {})
     weights = f" ({parameters['weights']} weights)" if isinstance(parameters.get("weights"), str) else ""
     lines.append(("p0", f"{model.p0:.4g}{weights}, the weight of inactive labels"))
     rows = "as given" if model.normalize is None else f"scaled to unit {model.normalize} norm"
     intercept = f", with a constant column of {model.intercept:g}" if model.intercept else ""
-    tuned = ", tuned on held-out rows" if _is_tuned(model) else ""
+    tuned = f", tuned on held-out rows {_tuned_for(model)}" if _is_tuned(model) else ""
     lines += [("Rows", rows + intercept), ("Loss", model.loss), ("Predicted", f"{model.rule}{tuned}")]
     if "radius" in parameters:
         lines.append(("Radius", f"{parameters['radius']:g}, of the nuclear-norm ball"))
+    options = parameters.get("options", {})
+    if "tol" in options:
+        random_state = parameters.get("random_state")
+        seed = "" if random_state is None else f", seed {random_state}"
+        lines.append(("Asked for", f"relative gap {options['tol']:g}, step {options['step']}{seed}"))
     lines.append(("Rank of W", f"{model.rank}"))
     if "objective" in info:
         lines += _fit(info)
-    if "versions" in info:
-        lines.append(("Versions", ", ".join(f"{name} {number}" for name, number in info["versions"].items())))
-    lines.append(("Model fingerprint", model.fingerprint))
-    return Section("training", "What was trained", facts(lines))
+    if "search" in info:
+        lines.append(("Search", _search(info["search"])))
+    lines += [*versions_lines(info), ("Model fingerprint", model.fingerprint)]
+    return Section("training", "What was trained", facts("What was trained", lines))
+
+
+def data_lines(info: Mapping[str, Any], n_features: int, n_labels: int) -> list[tuple[str, str]]:
+    """What it was trained on."""
+    data = info.get("data", {})
+    name = f"{data['name']}: " if "name" in data else ""
+    rows = f"{counted(data['n_rows'], 'row')} (N), " if "n_rows" in data else ""
+    each = f", {data['nnz_y'] / data['n_rows']:.3g} of them a row" if "nnz_y" in data else ""
+    size = f"{counted(n_features, 'feature')} (D), {counted(n_labels, 'label')} (L)"
+    lines = [("Data", f"{name}{rows}{size}{each}")]
+    if "fingerprint" in data:
+        lines.append(("Data fingerprint", data["fingerprint"]))
+    if "k_hat" in info:
+        lines.append(("K_hat", f"{counted(info['k_hat'], 'label')} on a row at most"))
+    return lines
+
+
+def versions_lines(info: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What software was at work, if that is known."""
+    versions = ", ".join(f"{name} {number}" for name, number in info.get("versions", {}).items())
+    return [("Versions", versions)] if versions else []
 
 
 def _is_tuned(model: Model) -> bool:
@@ -65,16 +102,40 @@ def _is_tuned(model: Model) -> bool:
     return search.get("threshold") in KINDS and search["rule"] == str(model.rule)
 
 
+def _tuned_for(model: Model) -> str:
+    score = model.info["search"]["score"]
+    return f"for {_words(score if score in RULE_SCORES else 'micro_f1')}"
+
+
+def _search(search: Mapping[str, Any]) -> str:
+    points = counted(search.get("n_points", len(search["points"])), "point")
+    passes = counted(search["passes"], "more pass over X", "more passes over X")
+    return f"{points} on {counted(search['folds'], 'fold')} in {passes}, by {_words(search['score'])}"
+
+
 def _fit(info: Mapping[str, Any]) -> list[tuple[str, str]]:
     certificate = info.get("certificate")
     known = "an estimate, not certified" if certificate is None else str(Certificate(**certificate))
     return [
-        ("Status", info["status"]),
+        ("Status", ": ".join(status(info))),
         ("Objective", f"{info['objective']:.6g}"),
         ("Relative gap", f"{info['relative_gap']:.3g} ({known})"),
-        ("Work", f"{info['passes']} passes over X, {info['iterations']} iterations"),
+        ("Work", f"{_passes(info['passes'])} over X, {counted(info['iterations'], 'iteration')}"),
         ("Time", format_seconds(info["seconds"])),
     ]
+
+
+def status(info: Mapping[str, Any]) -> tuple[str, str]:
+    """In one word how a fit ended, and in some more why."""
+    tol = info.get("parameters", {}).get("options", {}).get("tol")
+    goal = "the tolerance" if tol is None else f"the tolerance of {tol:g}"
+    if info["status"] == "OPTIMAL":
+        return "Optimal", f"{goal} was reached"
+    reached = info.get("certificate") is None and tol is not None and info["relative_gap"] <= tol
+    missed = f"{goal} was reached by an estimate only" if reached else f"{goal} was not reached"
+    if info["status"] == "CHECKPOINT":
+        return "Unfinished", f"stopped at checkpoint {info['checkpoint']}, {missed}"
+    return "Stopped", f"{_ENDS.get(info['status'], info['status'])}, {missed}"
 
 
 def convergence(model: Model) -> Section | None:
@@ -88,31 +149,38 @@ def convergence(model: Model) -> Section | None:
     gap = np.array([record.relative_gap for record in records])
     certified = np.array([record.certified for record in records])
     titles = [
-        f"iteration {record.iteration}, {record.passes} passes: objective {record.objective:.6g}, "
+        f"iteration {record.iteration}, {_passes(record.passes)}: objective {record.objective:.6g}, "
         f"relative gap {record.relative_gap:.3g}{'' if record.certified else ' (estimate)'}, "
         f"rank {record.rank}"
         for record in records
     ]
-    x = Axis.around("passes over X", passes, zero=True)
-    many = len(records) > 100
+    across, by = passes, "passes over X"
+    if passes[0] == passes[-1]:
+        across, by = (
+            np.array([record.iteration for record in records]),
+            "iterations, which need no other pass",
+        )
+    x = Axis.around(by, across, zero=True, whole=True)
+    shown = np.zeros(len(records), dtype=bool)
+    shown[_spread(len(records), MAX_CURVE // 2)] = True
+
+    def marked(name: str, y: Array, of: Array, hollow: bool = False) -> Series:
+        told = [titles[i] for i in np.flatnonzero(of)]
+        return Series(name, across[of], y[of], line=False, hollow=hollow, titles=told)
+
+    positive = objective[objective > 0]
+    far = positive.size == objective.size and bool(positive.max() > 100 * positive.min())
     value = chart(
         "Objective",
-        f"From {objective[0]:.4g} to {objective[-1]:.4g} in {passes[-1]} passes over X.",
+        f"From {objective[0]:.4g} to {objective[-1]:.4g} in {_passes(int(passes[-1]))} over X.",
         x,
-        Axis.around("objective", objective),
-        [Series("", passes, objective, titles=titles, marks=not many)],
+        Axis.around("objective", objective, log=far),
+        [Series("", across, objective, marks=False), marked("", objective, shown)],
     )
     marks = [
-        Series(
-            name,
-            passes[of],
-            gap[of],
-            line=False,
-            hollow=hollow,
-            titles=[titles[i] for i in np.flatnonzero(of)],
-        )
+        marked(name, gap, shown & of, hollow)
         for name, of, hollow in (("certified", certified, False), ("estimate", ~certified, True))
-        if of.any()
+        if (shown & of).any()
     ]
     tol = model.info.get("parameters", {}).get("options", {}).get("tol") or 0.0
     goal = [Line("asked for", tol)] if tol > 0 else []
@@ -123,7 +191,7 @@ def convergence(model: Model) -> Section | None:
         f"the last, {gap[-1]:.2g}, is {kind}.",
         x,
         Axis.around("relative gap", gap, [tol] if tol > 0 else [], log=True),
-        [Series("", passes, gap, marks=False), *marks],
+        [Series("", across, gap, marks=False), *marks],
         goal,
     )
     return Section("convergence", "Convergence", f'<div class="charts">{value}{relative}</div>')
@@ -155,7 +223,7 @@ def spectrum(model: Model) -> Section | None:
         "Singular values of W",
         f"{values.size} in all, from {values[0]:.3g} to {values[-1]:.3g}; their sum is {values.sum():.4g}"
         f"{most}, half of it in the first {half}.",
-        Axis.around("number", place, zero=True),
+        Axis.around("number", place, zero=True, whole=True),
         Axis.around("singular value", values, log=True),
         [Series("", place, values[kept], titles=[f"number {i + 1}: {values[i]:.4g}" for i in kept],
                 marks=values.size <= 100)],
@@ -173,7 +241,7 @@ def cross_validation(search: Mapping[str, Any]) -> Section:
     ]
     series, shifts = [], {}
     for number, (weights, group) in enumerate(curves):
-        shifts[weights] = 3.0 * (number - (len(curves) - 1) / 2)
+        shifts[weights] = min(7.0, 24 / len(curves)) * (number - (len(curves) - 1) / 2)
         p0 = f"p0 = {group[0]['p0']:.3g}"
         name = f"{weights} weights ({p0})" if isinstance(group[0]["weights"], str) else p0
         series.append(
@@ -182,6 +250,7 @@ def cross_validation(search: Mapping[str, Any]) -> Section:
                 [point["radius"] for point in group],
                 _floats(point["mean"] for point in group),
                 colour=1 + number % 4,
+                hollow=number // 4 % 2 == 1,
                 errors=_floats(point["standard_error"] for point in group),
                 titles=[f"{name}, radius {point['radius']:g}: {_plus_minus(point)}" for point in group],
                 shift=shifts[weights],
@@ -211,12 +280,12 @@ def cross_validation(search: Mapping[str, Any]) -> Section:
     )
     lines = [
         (f"{point['radius']:g}", str(point["weights"]), f"{point['p0']:.4g}", _plus_minus(point),
-         _known(point["best_f1"]), _known(point["threshold"]), f"{point['rank']:.0f}",
-         _known(point["relative_gap"], ".1e"), _remark(point, chosen, best, frugal))
+         or_nothing(point["best_f1"]), or_nothing(point["threshold"]), f"{point['rank']:.0f}",
+         or_nothing(point["relative_gap"], ".1e"), _remark(point, chosen, best, frugal))
         for point in points
     ]  # fmt: skip
     gap = "gap" if search.get("gaps_certified", True) else "gap, estimated"
-    header = ("radius", "weights", "p0", _words(score), "best F1", "at threshold", "rank", gap, "")
+    header = ("radius", "weights", "p0", _words(score), "best F1", "at threshold", "rank", gap, "remark")
     return Section(
         "cross-validation",
         "Cross-validation",
@@ -239,11 +308,10 @@ def thresholds(model: Model, curve: ThresholdCurve, auc: Auc, rows: str) -> Sect
     own = [model.threshold] if model.rule.top_k is None and model.label_thresholds is None else []
     x = Axis.around("threshold", inside, [theta], own)
     tuned = bool(own) and _is_tuned(model)
-    name = "best and tuned" if tuned and own == [theta] else "best"
-    lines = [Line(f"{name}, {theta:.3g}", theta, "x", 4)]
-    name = "tuned" if tuned else "of the model"
+    name = f"tuned {_tuned_for(model)}" if tuned else "of the model"
+    lines = [Line(f"best for micro F1{f' and {name}' if own == [theta] else ''}, {theta:.3g}", theta, "x", 4)]
     lines += [Line(f"{name}, {each:.3g}", each, "x") for each in own if each != theta]
-    ways = (("F1", curve.f1()), ("precision", curve.precision()), ("recall", recall))
+    ways = (("F1", curve.f1()), ("precision", curve.precision(np.nan)), ("recall", recall))
     by_threshold = chart(
         "F1, precision and recall by threshold",
         f"Micro averages over {rows}; F1 is best, {percent(best_f1)} %, at the threshold {theta:.4g}.",
@@ -256,13 +324,17 @@ def thresholds(model: Model, curve: ThresholdCurve, auc: Auc, rows: str) -> Sect
         lines,
     )
     bound = "" if not auc.error_bound > 0 else f" (error at most {100 * auc.error_bound:.1g} %)"
-    roc = chart(
-        "ROC",
-        f"All entries of {rows} as one: the area under the curve is {percent(auc.value)} %{bound}.",
-        Axis("false positive rate", 0.0, 1.0),
-        Axis("true positive rate", 0.0, 1.0),
-        [Series("model", curve.false_positive_rate(), recall, marks=False)],
-        [Line("chance", axis="diagonal")],
+    roc = (
+        ""
+        if math.isnan(auc.value)
+        else chart(
+            "ROC",
+            f"All entries of {rows} as one: the area under the curve is {percent(auc.value)} %{bound}.",
+            Axis("false positive rate", 0.0, 1.0),
+            Axis("true positive rate", 0.0, 1.0),
+            [Series("model", curve.false_positive_rate(), recall, marks=False)],
+            [Line("chance", axis="diagonal")],
+        )
     )
     return Section("thresholds", "Thresholds", f'<div class="charts">{by_threshold}{roc}</div>')
 
@@ -273,76 +345,12 @@ def metrics(found: Evaluation, k: int, rows: str) -> Section:
     content = (
         f"<p>On {escape(rows)}. Predicted: {escape(found.rule)}. Figures in per cent.</p>"
         f'<div class="tables">{table("Predicted labels", *sets)}{table("Rankings", *rankings)}</div>'
-        + facts(summary(found))
+        + facts(
+            "Other figures",
+            summary(found, "the model does not know how many rows it was trained on have each label"),
+        )
     )
     return Section("metrics", "Metrics", content)
-
-
-def labels(model: Model, found: Evaluation, names: Sequence[str] | None) -> Section:
-    """How well labels are predicted by how frequent they are, and the best and worst of them by name."""
-    by_label = found.labels
-    support, f1 = by_label["support"], by_label["f1"]
-    trained = model.label_counts
-    counts = support if trained is None else trained
-    known = np.flatnonzero((support > 0) & (counts > 0))
-    content = ""
-    if known.size:
-        chosen = known
-        if known.size > MAX_MARKS:
-            chosen = np.sort(np.random.default_rng(0).choice(known, MAX_MARKS, replace=False))
-        where = "rows of the data" if trained is None else "rows trained on"
-        of = (
-            f"{known.size:,} labels"
-            if chosen is known
-            else f"A sample of {chosen.size} of {known.size:,} labels"
-        )
-        titles = [f"{_name(names, i)}: {counts[i]:,} {where}, F1 {f1[i]:.3f}" for i in chosen.tolist()]
-        middle, means = _means_by_frequency(counts[known], f1[known])
-        figure = chart(
-            "F1 by frequency of the label",
-            f"{of} with rows in the data, and the mean over all labels of about the same frequency.",
-            Axis.around(where, counts[known], log=True),
-            Axis.around("F1", f1[chosen], zero=True),
-            [
-                Series("a label", counts[chosen], f1[chosen], line=False, faint=True, titles=titles),
-                Series("mean", middle, means, 2),
-            ],
-        )
-        content = f'<div class="charts">{figure}</div>'
-
-    def listed(caption: str, order: Array) -> str:
-        header = ["label", "rows", "predicted", "precision", "recall", "F1"]
-        lines = [
-            (_name(names, i), f"{support[i]:,}", f"{by_label['predicted'][i]:,}",
-             *(percent(by_label[name][i]) for name in ("precision", "recall", "f1")))
-            for i in order.tolist()
-        ]  # fmt: skip
-        return table(caption, header, lines, long=True)
-
-    fewest = FEWEST_ROWS if np.count_nonzero(support >= FEWEST_ROWS) >= 2 * LISTED else 1
-    there = np.flatnonzero(support >= fewest)
-    best = there[np.lexsort((-support[there], -f1[there]))]
-    worst = there[np.lexsort((-support[there], f1[there]))]
-    if there.size <= 2 * LISTED:
-        return Section("labels", "Labels", content + listed("Labels, best first", best))
-    note = f"<p>Of the labels with at least {fewest} rows in the data; of equals the more frequent first.</p>"
-    lists = listed("Best labels", best[:LISTED]) + listed("Worst labels", worst[:LISTED])
-    return Section("labels", "Labels", f'{content}{note}<div class="tables">{lists}</div>')
-
-
-def _means_by_frequency(counts: Array, f1: Array) -> tuple[Array, Array]:
-    """Return the geometric middle and the mean F1 of groups of labels of about the same frequency."""
-    low, high = np.log(counts.min()), np.log(counts.max())
-    edges = np.linspace(low, high, min(9, 2 + int(2 * (high - low))))
-    group = np.clip(np.digitize(np.log(counts), edges) - 1, 0, edges.size - 1)
-    there = np.unique(group)
-    middle = [np.exp(np.log(counts[group == each]).mean()) for each in there]
-    return np.array(middle), np.array([f1[group == each].mean() for each in there])
-
-
-def _name(names: Sequence[str] | None, label: int) -> str:
-    name = f"label {label}" if names is None else names[label]
-    return name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
 
 
 def _spread(size: int, most: int) -> Array:
@@ -354,12 +362,17 @@ def _floats(values: Any) -> Array:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _known(value: float | None, form: str = ".4g") -> str:
+def or_nothing(value: float | None, form: str = ".4g") -> str:
+    """Write a number, and nothing for none."""
     return "" if value is None else format(value, form)
 
 
 def _plus_minus(point: Mapping[str, Any]) -> str:
-    return f"{_known(point['mean'], '#.4g')} ± {_known(point['standard_error'], '#.2g')}"
+    return f"{or_nothing(point['mean'], '#.4g')} ± {or_nothing(point['standard_error'], '#.2g')}"
+
+
+def _passes(number: int) -> str:
+    return counted(number, "pass", "passes")
 
 
 def _words(score: str) -> str:

@@ -42,6 +42,7 @@ def searched(model: Model, tuned: Tuned, chosen: GridPoint) -> Model:
         "threshold": tuned.threshold,
         "folds": int(chosen.objective.size),
         "passes": tuned.passes,
+        "n_points": len(tuned.points),
         "gaps_certified": tuned.certified,
         "chosen": numbers[id(chosen)],
         "best": numbers[id(tuned.best)],

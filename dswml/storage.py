@@ -221,7 +221,7 @@ def open_group(
     if mode == "w" and store_exists(url, storage_options):
         raise StoreExistsError(f"{url} exists: choose another place or ask to overwrite it")
     if mode == "r+" and not store_exists(url, storage_options):
-        raise StoreNotFoundError(f"there is no store at {url}")
+        raise StoreNotFoundError(f"there is no store at {url}: check the path or URL")
     store = _zarr_store(url, storage_options, read_only=mode == "r")
     with telling(f"{url} cannot be reached"):
         try:
@@ -234,7 +234,7 @@ def open_group(
             raise DataError(f"{url} is a Zarr array, not a group") from error
         except FileNotFoundError as error:
             if not store_exists(url, storage_options):
-                raise StoreNotFoundError(f"there is no store at {url}") from error
+                raise StoreNotFoundError(f"there is no store at {url}: check the path or URL") from error
             raise DataError(f"{url} is not a Zarr v3 group (it has no {_ROOT})") from error
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{url} cannot be opened as a Zarr v3 group: {error}") from error
@@ -246,7 +246,7 @@ def open_node(
     """Open somebody's own Zarr array or group, of any format version, for reading."""
     url = absolute_url(url)
     if not store_exists(url, storage_options):
-        raise StoreNotFoundError(f"there is no store at {url}")
+        raise StoreNotFoundError(f"there is no store at {url}: check the path or URL")
     with telling(f"{url} cannot be reached"):
         try:
             return zarr.open(_zarr_store(url, storage_options, read_only=True), mode="r")

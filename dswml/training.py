@@ -18,6 +18,7 @@ from .errors import UsageError
 from .executor import Executor, one_blas_thread
 from .features import BlockSource
 from .frank_wolfe import Options, Record, Solution, frank_wolfe
+from .hiding import public_name
 from .label_sums import summed_entries
 from .model import Model
 from .problem import Problem
@@ -25,7 +26,7 @@ from .result_sizes import has_square, result_nbytes
 from .stored import Dataset
 from .weights import default_threshold, resolve_p0
 
-__all__ = ["Parameters", "train"]
+__all__ = ["Parameters", "data_facts", "train"]
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class Parameters:
     threshold: float | None = None
     dtype: str = "auto"
     cache: str = "auto"
+    #: What the seed of the options was drawn with, if that is a number.
+    random_state: int | None = None
     options: Options = field(default_factory=Options)
 
     def __post_init__(self) -> None:
@@ -106,6 +109,16 @@ def train(
         cache=parameters.cache,
         reserve=task_nbytes(0, results),
     )
+    threshold = parameters.threshold
+    facts: dict[str, Any] = {
+        "p0": p0,
+        "loss": parameters.loss,
+        "threshold": default_threshold(parameters.loss) if threshold is None else float(threshold),
+        "normalize": parameters.normalize or data.normalize,
+        "intercept": source.intercept,
+        "label_counts": np.asarray(data.label_counts),
+    }
+    info = {**data_facts(data), "parameters": asdict(parameters)}
     journal = begin(
         checkpoint,
         _request(data, parameters),
@@ -114,6 +127,7 @@ def train(
         stop=stop,
         time_limit=parameters.options.time_limit,
         announce=announce,
+        about={**facts, "info": info},
     )
     problem = Problem(
         executor,
@@ -131,26 +145,29 @@ def train(
     finally:
         problem.close()
         executor.everywhere(forget_run, source.run)
-    threshold = parameters.threshold
     model = Model(
         u=solution.u,
         m=solution.m,
-        p0=p0,
-        loss=parameters.loss,
-        threshold=default_threshold(parameters.loss) if threshold is None else float(threshold),
-        normalize=parameters.normalize or data.normalize,
-        intercept=source.intercept,
         label_names=data.label_names,
         feature_names=data.feature_names,
-        info=_info(data, parameters, solution),
+        info=_reached(solution) | info,
         history=solution.history,
-        label_counts=np.asarray(data.label_counts),
+        **facts,
     )
     return model, solution
 
 
-#: Parameters that may be others when work goes on from a checkpoint.
-CHANGEABLE = ("cache", "threshold", "max_iter", "max_passes", "time_limit", "tol", "shard_labels")
+#: Parameters that may be others when work goes on from a checkpoint, or tell nothing that others do not.
+CHANGEABLE = (
+    "cache",
+    "threshold",
+    "random_state",
+    "max_iter",
+    "max_passes",
+    "time_limit",
+    "tol",
+    "shard_labels",
+)
 
 
 def _request(data: Dataset, parameters: Parameters) -> dict[str, Any]:
@@ -161,7 +178,7 @@ def _request(data: Dataset, parameters: Parameters) -> dict[str, Any]:
     return {"verb": "train", **data_request(data), **same}
 
 
-def _info(data: Dataset, parameters: Parameters, solution: Solution) -> dict[str, Any]:
+def _reached(solution: Solution) -> dict[str, Any]:
     certificate = solution.certificate
     last = solution.history[-1]
     return {
@@ -173,15 +190,21 @@ def _info(data: Dataset, parameters: Parameters, solution: Solution) -> dict[str
         "iterations": solution.iterations,
         "passes": solution.passes,
         "seconds": solution.seconds,
+    }
+
+
+def data_facts(data: Dataset) -> dict[str, Any]:
+    """What a model and a checkpoint remember of their data, and the software at work."""
+    return {
         "k_hat": data.k_hat,
         "data": {
+            **({} if data.url is None else {"name": public_name(data.url)}),
             "fingerprint": data.fingerprint,
             "n_rows": data.n_rows,
             "n_features": data.n_features,
             "n_labels": data.n_labels,
             "nnz_y": data.nnz_y,
         },
-        "parameters": asdict(parameters),
         "versions": _versions(),
     }
 

@@ -43,6 +43,7 @@ from .stored import Dataset
 from .stratify import stratified_folds
 from .sweep import Partial, Sweep, combine, sweep_block_together
 from .threads import Threads
+from .training import data_facts
 from .weights import resolve_p0
 
 __all__ = ["GridPoint", "Tuned", "tune"]
@@ -197,6 +198,7 @@ def tune(
         stop=stop,
         time_limit=time_limit,
         announce=announce,
+        about={"info": data_facts(data), "p0": [p0 for _, p0 in weightings]},
     )
     count = max(min(executor.n_slots, len(os.sched_getaffinity(0))), 1)
     try:

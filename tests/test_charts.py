@@ -65,12 +65,41 @@ def test_marks_and_bars_are_where_the_numbers_say() -> None:
     assert ["".join(each.itertext()) for each in drawn] == ["first", "second", "third"]
 
     bars = chart("t", "d", x, Axis("s", 0, 1), [Series("", [5], [0.5], errors=[0.25])])
-    found = re.search(r'class="bar[^"]*" d="M[\d.]+ ([\d.]+)h6m-3 0V([\d.]+)', bars)
+    found = re.search(r'class="bar[^"]*" d="M[\d.]+ ([\d.]+)h12m-6 0V([\d.]+)', bars)
     assert found is not None
     height = BOTTOM - TOP
     assert [float(part) for part in found.groups()] == pytest.approx(
         [BOTTOM - 0.25 * height, BOTTOM - 0.75 * height], abs=0.06
     )
+
+
+def test_a_bar_shorter_than_a_mark_is_seen() -> None:
+    series = Series("", [5], [0.5], errors=[0.004])
+    drawn = list(svg_of(chart("t", "d", Axis("n", 0, 10), Axis("s", 0, 1), [series])))
+    mark, bar = drawn[-2:]
+    assert (mark.get("class"), bar.get("class")) == ("mark c1", "bar c1")  # the bar lies above the mark
+    ends = re.search(r"M([\d.]+) [\d.]+h(\d+)", bar.get("d", ""))
+    assert ends is not None
+    assert float(ends[1]) <= float(mark.get("cx", "")) - 2 * float(mark.get("r", ""))
+    assert float(ends[2]) >= 4 * float(mark.get("r", ""))
+
+
+@pytest.mark.parametrize("values", [[0.0, 2e6], [0.500001, 0.500002], [1.5e9, 1.6e9], [0.0, 1.0]])
+def test_long_numbers_beside_the_axis_are_not_cut_off(values: list[float]) -> None:
+    y = Axis.around("s", values)
+    svg = svg_of(chart("t", "d", Axis("n", 0, 10), y, [Series("", [0, 10], [y.low, y.high])]))
+    labels = [each for each in svg if each.get("class") == "end"]
+    assert [each.text for each in labels] == y.labels()
+    assert min(float(each.get("x", "")) - 7 * len(each.text or "") for each in labels) > 0
+    first, last = (float(each.get("cx", "")) for each in marks(svg))
+    assert (first > float(labels[0].get("x", "")), last) == (True, RIGHT)
+
+
+def test_whole_numbers_have_whole_ticks() -> None:
+    for values in ([1, 1], [1, 2], [0, 3], [1, 7], [1, 900]):
+        ticks = Axis.around("passes", values, zero=True, whole=True).ticks()
+        assert ticks
+        assert all(tick.is_integer() for tick in ticks)
 
 
 def test_a_line_across_stands_at_its_value_or_is_left_out() -> None:

@@ -178,7 +178,7 @@ def test_validate_ends_with_3_at_a_damaged_chunk_and_names_it(store: Path) -> No
 def test_a_missing_store_ends_with_3(tmp_path: Path) -> None:
     told = dswml("info", tmp_path / "none.zarr")
     assert told.exit_code == 3
-    assert told.stderr == f"Error: there is no store at {tmp_path / 'none.zarr'}\n"
+    assert told.stderr == f"Error: there is no store at {tmp_path / 'none.zarr'}: check the path or URL\n"
 
 
 def test_a_store_that_is_something_else_ends_with_3(tmp_path: Path) -> None:

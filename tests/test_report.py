@@ -18,11 +18,20 @@ import scipy.sparse as sp
 from click.testing import CliRunner, Result
 from numpy.typing import NDArray
 
-from dswml import Model, SparseWeightedClassifierCV, create_dataset, load_model, write_report
+from dswml import (
+    Model,
+    SparseWeightedClassifier,
+    SparseWeightedClassifierCV,
+    create_dataset,
+    load_model,
+    write_report,
+)
+from dswml.charts import BOTTOM
+from dswml.checkpoint_file import CheckpointFolder
 from dswml.cli import cli
-from dswml.errors import StoreExistsError
+from dswml.errors import DataError, StoreExistsError
 from dswml.frank_wolfe import Record
-from dswml.report import public_name
+from dswml.hiding import public_name
 from dswml.search_record import searched
 from dswml.tuning import GridPoint, Tuned
 
@@ -87,7 +96,7 @@ class Reader(HTMLParser):
     def handle_data(self, data: str) -> None:
         for tag in set(self.open):
             self.texts[tag][-1] += data
-        if self.open and self.open[-1] in ("td", "th"):
+        if {"td", "th"} & set(self.open):
             self.rows[-1][-1] += data
 
     def classes(self, name: str) -> list[dict[str, str | None]]:
@@ -133,6 +142,10 @@ def read(path: Path) -> Reader:
     return Reader(path.read_text(encoding="utf-8"))
 
 
+def facts_of(path: Path) -> dict[str, str]:
+    return {row[0]: row[1] for row in read(path).tables[""] if len(row) == 2}
+
+
 # What is in it
 
 
@@ -156,7 +169,7 @@ def test_everything_is_there_in_order(place: Path) -> None:
 
 def test_facts_are_those_of_the_model(place: Path) -> None:
     model = load_model(place / "m.zarr")
-    facts = dict(row for row in read(place / "r.html").tables[""] if len(row) == 2)
+    facts = facts_of(place / "r.html")
     info = model.info
     assert facts["Data"].startswith(f"160 rows (N), {D} features (D), {L} labels (L)")
     assert facts["Data fingerprint"] == info["data"]["fingerprint"]
@@ -164,7 +177,11 @@ def test_facts_are_those_of_the_model(place: Path) -> None:
     assert facts["Radius"].startswith(f"{info['parameters']['radius']:g},")
     assert facts["p0"].startswith(f"{model.p0:.4g}")
     assert facts["K_hat"].startswith(f"{Y[:160].sum(axis=1).max()} ")
-    assert (facts["Status"], facts["Rank of W"]) == ("OPTIMAL", str(model.rank))
+    assert facts["Status"] == "Optimal: the tolerance of 0.01 was reached"
+    assert facts["Rank of W"] == str(model.rank)
+    assert facts["Asked for"] == "relative gap 0.01, step corrective, seed 0"
+    search = info["search"]
+    assert facts["Search"] == f"6 points on 3 folds in {search['passes']} more passes over X, by micro F1"
     assert "certified" in facts["Relative gap"]
     assert f"{info['passes']} passes" in facts["Work"]
     assert f"zarr {info['versions']['zarr']}" in facts["Versions"]
@@ -186,7 +203,7 @@ def test_metrics_are_those_of_numpy(place: Path) -> None:
     there = np.flatnonzero(support >= 5)
     order = sorted(there, key=lambda i: (-f1[i], -support[i], i))[:10]
     assert [row[0] for row in tables["Best labels"][1:]] == [NAMES[i] for i in order]
-    assert [row[-1] for row in tables["Best labels"][1:]] == [f"{100 * f1[i]:.2f}" for i in order]
+    assert [row[1] for row in tables["Best labels"][1:]] == [f"{100 * f1[i]:.2f}" for i in order]
     order = sorted(there, key=lambda i: (f1[i], -support[i], i))[:10]
     assert [row[0] for row in tables["Worst labels"][1:]] == [NAMES[i] for i in order]
 
@@ -249,6 +266,16 @@ def test_every_point_of_the_grid_is_there_with_its_error(
     assert len(found.classes("large")) == 2 * len(rings)  # in the chart and in its legend
 
 
+def test_many_weightings_look_different(fitted: SparseWeightedClassifierCV, tmp_path: Path) -> None:
+    search = fitted.model_.info["search"]
+    some, weights = search["points"][0], [round(0.05 * i, 2) for i in range(1, 9)]
+    points = [{**some, "radius": radius, "weights": each} for each in weights for radius in (1, 2)]
+    model = replace(fitted.model_, info={"search": {**search, "points": points}})
+    write_report(model, tmp_path / "r.html")
+    lines = {attrs["class"] for attrs in read(tmp_path / "r.html").classes("line")}
+    assert len(lines) == len(weights)
+
+
 def test_estimated_gaps_look_different_from_certified_ones(tmp_path: Path) -> None:
     history = tuple(
         Record(i, 2 * i + 1, 2.0 - i / 4, 0.1, 10.0**-i, certified=i == 3, rank=i, directions=i, seconds=1.0)
@@ -260,6 +287,62 @@ def test_estimated_gaps_look_different_from_certified_ones(tmp_path: Path) -> No
     assert len(found.classes("hollow")) == 3 + 1  # three marks and the legend
     assert sum("(estimate)" in title for title in found.texts["title"]) == 3 + 3
     assert {"certified", "estimate"} <= set(found.texts["li"])
+
+
+def with_history(*records: tuple[int, int, float, float]) -> Model:
+    """A model whose records have such iterations, passes, objectives and gaps."""
+    history = tuple(
+        Record(iteration, passes, objective, gap, gap, certified=True, rank=1, directions=1, seconds=1.0)
+        for iteration, passes, objective, gap in records
+    )
+    return Model(u=np.eye(2), m=np.ones((2, 3)), p0=0.1, history=history)
+
+
+def lines_of(found: Reader) -> list[list[tuple[float, float]]]:
+    points = [(attrs["points"] or "").split() for attrs in found.classes("line") if "points" in attrs]
+    return [[(float(x), float(y)) for x, y in (each.split(",") for each in line)] for line in points]
+
+
+def test_iterations_of_one_pass_are_told_apart(tmp_path: Path) -> None:
+    write_report(with_history((0, 1, 2.0, 0.5), (1, 1, 1.5, 0.1), (2, 1, 1.2, 0.01)), tmp_path / "r.html")
+    found = read(tmp_path / "r.html")
+    assert len({x for x, _ in lines_of(found)[0]}) == 3
+    assert "iterations, which need no other pass" in found.texts["text"]
+    assert "passes over X" not in found.texts["text"]
+
+
+def test_an_objective_that_falls_far_is_drawn_by_its_size(tmp_path: Path) -> None:
+    write_report(with_history(*((i, i + 1, 10.0**-i, 0.1) for i in range(4))), tmp_path / "r.html")
+    heights = np.diff([y for _, y in lines_of(read(tmp_path / "r.html"))[0]])
+    np.testing.assert_allclose(heights, heights[0], atol=0.2)
+
+
+def test_a_long_course_has_few_marks(tmp_path: Path) -> None:
+    course = ((i, i + 1, 2 - i / 1000, 1 / (i + 1)) for i in range(900))
+    write_report(with_history(*course), tmp_path / "r.html")
+    assert len(read(tmp_path / "r.html").classes("mark")) <= 2 * 100 + 2 + 1  # spectrum and legend
+
+
+def test_precision_of_nothing_is_not_drawn(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    model = Model(u=np.eye(3), m=rng.normal(size=(3, 8)), p0=0.1, threshold=50.0)
+    write_report(model, tmp_path / "r.html", rng.normal(size=(40, 3)), rng.integers(0, 2, (40, 8)))
+    precision = lines_of(read(tmp_path / "r.html"))[2]
+    assert max(y for _, y in precision) < BOTTOM - 20  # about half of what is predicted at random is right
+
+
+def test_means_of_many_labels_stay_in_the_chart(tmp_path: Path) -> None:
+    many, frequent = 5000, 3
+    truth = np.zeros((60, many), np.uint8)
+    truth[np.arange(many) % 60, np.arange(many)] = 1
+    truth[:50, :frequent] = 1
+    scores = np.zeros((60, many))
+    scores[:, :frequent] = truth[:, :frequent]  # only the most frequent are predicted, and rightly
+    model = Model(u=np.eye(60), m=scores, p0=0.1)
+    write_report(model, tmp_path / "r.html", np.eye(60), truth)
+    found = read(tmp_path / "r.html")
+    assert sum(": 50 rows" in title for title in found.texts["title"]) == frequent
+    assert len(lines_of(found)[-1]) == 2  # the mean of either kind
 
 
 # What is not in it
@@ -277,6 +360,8 @@ def test_missing_sections_are_told_with_the_way_to_get_them(place: Path, tmp_pat
     assert bare.sections == ("training",)
     assert [word in " ".join(bare.left_out) for word in ("dswml tune", "--data STORE")] == [True, True]
     assert len(read(tmp_path / "bare.html").classes("chart")) == 0
+    assert any("No convergence: the model has 0 records" in sentence for sentence in bare.left_out)
+    assert "No spectrum: W is zero." in bare.left_out
 
 
 def test_texts_of_the_data_are_text(place: Path, tmp_path: Path) -> None:
@@ -288,6 +373,17 @@ def test_texts_of_the_data_are_text(place: Path, tmp_path: Path) -> None:
     assert found.texts["h1"] == ["Report of <b>&'.zarr"]
     assert any(title.startswith(f"{HOSTILE}: ") for title in found.texts["title"])
     assert not any(name.startswith("on") for _, attrs in found.tags for name in attrs)
+
+
+def test_names_without_letters_and_turned_ones_do_not_disturb_their_neighbours(tmp_path: Path) -> None:
+    names = ("", "\u202egnp.exe", "\u2066 \u2069", "\u05d0")
+    model = Model(u=np.eye(2), m=np.ones((2, 4)), p0=0.1, label_names=names)
+    write_report(model, tmp_path / "r.html", np.eye(2), np.ones((2, 4), np.uint8))
+    text = (tmp_path / "r.html").read_text()
+    rows = Reader(text).tables["Labels, best first"][1:]
+    assert [row[0] for row in rows] == ["(empty) label 0", "gnp.exe", "(empty) label 2", "\u05d0"]
+    assert text.count("<bdi>") == 4 + 1  # and the title of their column
+    assert not re.search("[\u200e\u200f\u202a-\u202e\u2066-\u2069]", text)
 
 
 def test_nothing_comes_from_elsewhere_and_nothing_runs(place: Path) -> None:
@@ -306,6 +402,8 @@ def test_nothing_comes_from_elsewhere_and_nothing_runs(place: Path) -> None:
 def test_tables_and_charts_are_accessible(place: Path) -> None:
     found = read(place / "r.html")
     assert all(attrs.get("scope") in ("col", "row") for tag, attrs in found.tags if tag == "th")
+    assert all(text.strip() for text in found.texts["th"])
+    assert all(attrs.get("aria-label") for attrs in found.classes("facts"))
     assert all(attrs.get("role") == "img" for attrs in found.classes("chart"))
     assert len(found.texts["desc"]) == len(found.classes("chart"))
     assert ("html", {"lang": "en"}) in found.tags
@@ -331,6 +429,28 @@ def test_no_secret_and_no_folder_is_told(tmp_path: Path) -> None:
     assert public_name(tmp_path / "a b.zarr") == "a b.zarr"
 
 
+def test_of_the_place_of_the_data_only_the_name_is_kept(tmp_path: Path) -> None:
+    import fsspec
+
+    from dswml import Checkpoints, open_dataset
+
+    url, secrets = "memory://user:hunter3@bucket/folder/d.zarr", {"token": "hunter2"}
+    create_dataset(url, X, Y, storage_options=secrets)
+    try:
+        data = open_dataset(url, storage_options=secrets)
+        place = Checkpoints("memory://folder/run", storage_options=secrets)
+        clf = SparseWeightedClassifier(5, weights=0.2, checkpoint=place).fit(data)
+        write_report(place.url, tmp_path / "r.html", storage_options=secrets)
+        kept = [file.getvalue() for path, file in fsspec.filesystem("memory").store.items() if "run/" in path]
+    finally:
+        fsspec.filesystem("memory").store.clear()
+    assert clf.model_.info["data"]["name"] == "d.zarr"
+    assert facts_of(tmp_path / "r.html")["Data"].startswith(f"d.zarr: {N} rows (N)")
+    told = [json.dumps(clf.model_.info).encode(), (tmp_path / "r.html").read_bytes(), *kept]
+    assert len(kept) > 10
+    assert not any(re.search(b"hunter|bucket|folder/|user:", each) for each in told)
+
+
 def test_many_labels_make_a_small_page(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     many = 60_000
@@ -342,12 +462,168 @@ def test_many_labels_make_a_small_page(tmp_path: Path) -> None:
     model = Model(u=np.eye(3), m=rng.normal(size=(3, many)), p0=0.1, label_names=names)
     done = write_report(model, tmp_path / "r.html", rng.normal(size=(64, 3)), truth)
     assert done.n_bytes < 400_000
-    assert "A sample of 800 of 60,000 labels" in (tmp_path / "r.html").read_text()
+    assert "The 100 most frequent and 700 others of 60,000 labels" in (tmp_path / "r.html").read_text()
 
 
 def test_rows_the_model_has_seen_are_told(fitted: SparseWeightedClassifierCV, tmp_path: Path) -> None:
-    write_report(fitted.model_, tmp_path / "r.html", X[:160], Y[:160])
-    assert "which the model was trained on" in (tmp_path / "r.html").read_text()
+    write_report(fitted.model_, tmp_path / "seen.html", X[:160], Y[:160])
+    write_report(fitted.model_, tmp_path / "new.html", X[160:], Y[160:])
+    for name, seen in (("seen", True), ("new", False)):
+        text = (tmp_path / f"{name}.html").read_text()
+        assert ("which the model was trained on" in text) == seen
+        assert text.count(", of rows trained on</span>") == 3 * seen  # the figures to be seen first
+
+
+@pytest.mark.parametrize(
+    ("truth", "missing", "sentence"),
+    [(0, {"thresholds", "labels"}, "have no label at all"), (1, set(), "have every label")],
+)
+def test_what_is_not_defined_is_said(truth: int, missing: set[str], sentence: str, tmp_path: Path) -> None:
+    model = Model(u=np.eye(3), m=np.random.default_rng(0).normal(size=(3, 5)), p0=0.1)
+    done = write_report(model, tmp_path / "r.html", np.eye(3), np.full((3, 5), truth, np.uint8))
+    assert {"thresholds", "metrics", "labels"} - set(done.sections) == missing
+    assert sum(sentence in each for each in done.left_out) == 1
+    text = (tmp_path / "r.html").read_text()
+    assert "nan" not in text.lower()
+    assert "<b>not defined</b><span>micro AUC</span>" in text
+    assert "<h3>ROC</h3>" not in text
+
+
+def test_only_ways_out_that_there_are_are_told(tmp_path: Path) -> None:
+    write_report(Model(u=np.eye(2), m=np.eye(2), p0=0.1), tmp_path / "r.html", np.eye(2), np.eye(2))
+    (text,) = read(tmp_path / "r.html").texts["body"]
+    assert "left out: the model does not know" in text
+    options = set(re.findall(r"--[a-z-]+", text))
+    assert options <= {"--model", *re.findall(r"--[a-z-]+", dswml("report", "--help").stdout)}
+
+
+# Of a run
+
+
+def begun(folder: Path, *arguments: str) -> Result:
+    """Train on rows in a folder with a checkpoint after every pass."""
+    create_dataset(folder / "t.zarr", X[:160], Y[:160], label_names=NAMES)
+    where = ["--checkpoint", str(folder / "run"), "--checkpoint-every", "1"]
+    return dswml(arguments[0], folder / "t.zarr", "--model", folder / "m.zarr", *where, *arguments[1:], "-q")
+
+
+def test_a_run_is_reported_as_the_model_that_it_has_reached(place: Path, tmp_path: Path) -> None:
+    fit = ["--radius", "10", "--weights", "0.2", "--step", "open-loop", "--tol", "0", "--max-iter", "5"]
+    assert begun(tmp_path, "train", *fit).exit_code == 0
+    for name in ("run", "m.zarr"):
+        out = tmp_path / f"{name}.html"
+        assert dswml("report", tmp_path / name, out, "--data", place / "d.zarr", "-q").exit_code == 0
+    of_run, of_model = read(tmp_path / "run.html"), read(tmp_path / "m.zarr.html")
+    for caption in ("Predicted labels", "Rankings", "Best labels", "Worst labels"):
+        assert of_run.tables[caption] == of_model.tables[caption]
+    assert of_run.texts["figcaption"] == of_model.texts["figcaption"]
+    told, ended = facts_of(tmp_path / "run.html"), facts_of(tmp_path / "m.zarr.html")
+    status = told.pop("Status")
+    assert re.fullmatch(r"Unfinished: stopped at checkpoint \d+, the tolerance of 0 was not reached", status)
+    assert ended.pop("Status") == "Stopped: at its most iterations, the tolerance of 0 was not reached"
+    same = ("Model fingerprint", "Time")  # W is the same up to rounding
+    assert {told[name] == ended[name] for name in told if name not in same} == {True}
+    assert told["Data"].startswith("t.zarr: 160 rows (N)")
+
+
+def test_a_run_is_optimal_only_where_its_gap_is_certified_and_small(tmp_path: Path) -> None:
+    assert begun(tmp_path, "train", "--radius", "10", "--weights", "0.2", "--tol", "0.01").exit_code == 0
+    write_report(tmp_path / "run", tmp_path / "r.html")
+    assert facts_of(tmp_path / "r.html")["Status"] == "Optimal: the tolerance of 0.01 was reached"
+    assert "Unfinished" not in (tmp_path / "r.html").read_text()
+
+
+def test_a_run_without_an_iteration_is_told_in_a_sentence(tmp_path: Path) -> None:
+    stopped = begun(tmp_path, "train", "--radius", "10", "--weights", "0.2", "--time-limit", "1e-9")
+    assert stopped.exit_code == 5
+    told = dswml("report", tmp_path / "run", tmp_path / "r.html")
+    assert (told.exit_code, "holds no iteration yet" in told.stderr, "--resume" in told.stderr) == (
+        3,
+        True,
+        True,
+    )
+    for number in (tmp_path / "run").glob("checkpoint-*"):
+        shutil.rmtree(number)
+    told = dswml("report", tmp_path / "run", tmp_path / "r.html")
+    assert (told.exit_code, "holds no checkpoint yet" in told.stderr) == (3, True)
+
+
+def test_a_checkpoint_that_tells_nothing_of_its_data_is_refused(tmp_path: Path) -> None:
+    folder = CheckpointFolder(str(tmp_path / "run"))
+    folder.take()
+    folder.write({"verb": "train"}, {"reads": [], "seconds": 1.0})
+    with pytest.raises(DataError, match=r"older dswml.*--resume"):
+        write_report(tmp_path / "run", tmp_path / "r.html")
+
+
+def test_a_search_is_reported_point_by_point(tmp_path: Path) -> None:
+    grid = ["--radii", "2,10,40", "--weights", "0.2,uniform", "--folds", "3", "--json"]
+    ended = json.loads(begun(tmp_path, "tune", *grid).stdout)
+    done = write_report(tmp_path / "run", tmp_path / "r.html")
+    assert done.sections == ("search", "grid")
+    facts = facts_of(tmp_path / "r.html")
+    assert facts["Data"].startswith("t.zarr: 160 rows (N)")
+    assert (facts["Radii"], facts["Weights"], facts["Folds"]) == ("2, 10, 40", "0.2, uniform", "3")
+    points = {(f"{point['radius']:g}", str(point["weights"])): point for point in ended["points"]}
+    rows = [row for row in read(tmp_path / "r.html").tables["Means over folds"][1:] if row[3] == "3 of 3"]
+    assert len(rows) >= 3
+    for radius, weights, p0, _, objective, gap, rank in rows:
+        point = points[radius, weights]
+        assert float(objective) == pytest.approx(np.mean(point["objective"]), rel=1e-5)
+        assert float(gap) == pytest.approx(np.mean(point["relative_gap"]), rel=0.06)
+        assert (p0, rank) == (f"{point['p0']:.4g}", f"{np.mean(point['rank']):.0f}")
+    refused = dswml("report", tmp_path / "run", tmp_path / "r2.html", "--data", tmp_path / "t.zarr")
+    assert (refused.exit_code, "a search that has no model yet" in refused.stderr) == (2, True)
+
+
+def test_a_search_without_a_point_says_so(tmp_path: Path) -> None:
+    from dswml import Checkpoints
+    from dswml.errors import StoppedEarlyError
+    from dswml.executor import InProcessExecutor
+    from dswml.sources import as_dataset
+    from dswml.tuning import tune
+
+    data, place = as_dataset(X, Y), Checkpoints(tmp_path / "run")
+    with InProcessExecutor(1) as executor, pytest.raises(StoppedEarlyError):
+        tune(data, executor, radii=[2.0], weights=[0.2], folds=2, checkpoint=place, stop=lambda: True)
+    done = write_report(tmp_path / "run", tmp_path / "r.html")
+    assert done.sections == ("search",)
+    assert "No point of the grid has been looked at yet." in read(tmp_path / "r.html").texts["footer"][0]
+
+
+def test_one_of_a_kind_is_one(tmp_path: Path) -> None:
+    clf = SparseWeightedClassifier(1, weights="uniform", max_iter=1, tol=0).fit(
+        np.ones((1, 1)), np.ones((1, 1))
+    )
+    write_report(clf.model_, tmp_path / "r.html", np.ones((1, 1)), np.ones((1, 1), np.uint8))
+    texts = " ".join(text for texts in read(tmp_path / "r.html").texts.values() for text in texts)
+    assert "1 row (N), 1 feature (D), 1 label (L)" in texts
+    assert not re.search(r"\b1 (passes|iterations|labels|rows|features)\b", texts)
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        ({"max_passes": 2}, "Stopped: at its most passes, the tolerance of 0 was not reached"),
+        ({"max_iter": 0}, "Stopped: at its most iterations, the tolerance of 0 was not reached"),
+    ],
+)
+def test_how_a_fit_ended_is_told_in_words(limits: dict[str, int], words: str, tmp_path: Path) -> None:
+    clf = SparseWeightedClassifier(5, weights=0.2, tol=0, step="open-loop", **limits).fit(X, Y)  # type: ignore[arg-type]
+    write_report(clf.model_, tmp_path / "r.html")
+    assert facts_of(tmp_path / "r.html")["Status"] == words
+    assert not re.search("MAX[A-Z]+|Max[a-z]+", (tmp_path / "r.html").read_text())
+
+
+def test_what_a_threshold_was_tuned_for_is_told(tmp_path: Path) -> None:
+    for score, words in (("macro_f1", "macro F1"), ("P@1", "micro F1")):
+        clf = SparseWeightedClassifierCV(
+            (2, 10), weights=(0.2,), folds=3, tol=1e-2, threshold="tuned", scoring=score, random_state=0
+        )
+        write_report(clf.fit(X, Y).model_, tmp_path / "r.html", X, Y, overwrite=True)
+        found = read(tmp_path / "r.html")
+        assert facts_of(tmp_path / "r.html")["Predicted"].endswith(f"tuned on held-out rows for {words}")
+        assert sum(f"tuned for {words}, " in text for text in found.texts["li"]) == 1
 
 
 # Where it is
@@ -366,8 +642,34 @@ def test_what_is_there_is_replaced_only_when_asked(place: Path, tmp_path: Path) 
     assert os.listdir(out.parent) == ["r.html"]
     with pytest.raises(StoreExistsError, match="is a folder"):
         write_report(place / "m.zarr", place / "d.zarr", overwrite=True)
-    below_a_file = dswml("report", place / "m.zarr", out / "r.html", "-q")
-    assert (below_a_file.exit_code, "cannot be written" in below_a_file.stderr) == (3, True)
+
+
+@pytest.mark.parametrize("out", ["file/r.html", "http://127.0.0.1:9/r.html"])
+def test_a_place_that_cannot_be_written_is_refused_before_the_work(
+    place: Path, tmp_path: Path, out: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    told = dswml("report", place / "m.zarr", out, "--data", place / "d.zarr")
+    assert told.exit_code == 3
+    (line,) = told.stderr.splitlines()  # and no progress of an evaluation
+    assert re.fullmatch(r"Error: the report .*r\.html cannot be written \(.*\): name a file in a .*", line)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_what_is_no_model_is_refused_with_the_way_out(place: Path, tmp_path: Path) -> None:
+    for model, data, way_out in (
+        ("d.zarr", "d.zarr", "'dswml train'"),
+        ("m.zarr", "m.zarr", "'dswml import'"),
+    ):
+        told = dswml("report", place / model, tmp_path / "r.html", "--data", place / data)
+        assert (told.exit_code, "format attribute is" in told.stderr, way_out in told.stderr) == (
+            3,
+            True,
+            True,
+        )
+    told = dswml("report", tmp_path / "none.zarr", tmp_path / "r.html")
+    assert (told.exit_code, "none.zarr: check the path or URL" in told.stderr) == (3, True)
 
 
 def test_the_same_model_makes_the_same_page(place: Path, tmp_path: Path) -> None:
@@ -446,6 +748,54 @@ def test_a_script_that_got_in_would_not_run(chromium: str, place: Path, tmp_path
     assert "CONSOLE" in shown.stderr  # so complaints are seen where there are any
     assert "Content Security Policy" in shown.stderr
     assert "<h1>" in shown.stdout
+
+
+def measured(chromium: str, page: Path, folder: Path, width: int, script: str, media: str = "") -> Any:
+    """What a script finds in a page of such a width, where it may run; ``media`` holds in its styles."""
+    text = re.sub("<meta http-equiv[^>]*>", "", page.read_text())
+    text = text.replace(f"@media {media}", "@media all") if media else text
+    text = text.replace("<body>", f'<body style="width:{width}px">')
+    tail = f"<script>document.body.textContent=JSON.stringify((()=>{{{script}}})())</script></body>"
+    (folder / "measured.html").write_text(text.replace("</body>", tail))
+    size = f"--window-size={max(width, 500)},900"
+    shown = show(chromium, folder / "measured.html", folder / "profile", size, "--dump-dom")
+    body = re.search("<body[^>]*>(.*)</body>", shown.stdout, re.DOTALL)
+    assert body is not None
+    return json.loads(body[1])
+
+
+@pytest.fixture(scope="module")
+def long_names(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A report of labels whose names have no place to break them."""
+    names = tuple(f"TAG_{'electrochemistry' * 3}_{i}" for i in range(L))
+    model = Model(u=np.eye(D), m=np.random.default_rng(0).normal(size=(D, L)), p0=0.1, label_names=names)
+    out = tmp_path_factory.mktemp("long") / "r.html"
+    write_report(model, out, X, Y)
+    return out
+
+
+@pytest.mark.parametrize("width", [672, 695])  # A4 and Letter within their margins
+def test_on_paper_tables_have_room(chromium: str, long_names: Path, tmp_path: Path, width: int) -> None:
+    boxes = "return [...document.querySelectorAll('table')].map(t=>{let r=t.getBoundingClientRect();"
+    boxes += "return [r.left,r.top,r.right,r.bottom]})"
+    found = measured(chromium, long_names, tmp_path, width, boxes, media="print")
+    assert len(found) == 6
+    assert max(right for _, _, right, _ in found) <= width
+    for i, (left, top, right, bottom) in enumerate(found):
+        for other in found[i + 1 :]:
+            assert right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
+
+
+def test_a_phone_shows_what_labels_are_sorted_by(chromium: str, long_names: Path, tmp_path: Path) -> None:
+    cells = "return [...document.querySelectorAll('.long + td')].map(c=>c.getBoundingClientRect().right)"
+    found = measured(chromium, long_names, tmp_path, 360, cells)
+    assert len(found) == 20
+    assert max(found) <= 344
+
+
+def test_a_wide_screen_shows_all_columns_of_labels(chromium: str, long_names: Path, tmp_path: Path) -> None:
+    script = "return [...document.querySelectorAll('.scroll')].map(b=>b.scrollWidth-b.clientWidth)"
+    assert max(measured(chromium, long_names, tmp_path, 1280, script)) == 0
 
 
 @pytest.mark.parametrize("width", [390, 1100])

@@ -348,7 +348,7 @@ def test_the_model_of_the_command_line_carries_its_rule(threshold: str, tmp_path
     write_report(model, tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text()
     assert ("tuned on held-out rows" in page) == (threshold != "0.25")
-    assert (f"tuned, {load_model(model).threshold:.3g}" in page) == (threshold == "tuned")
+    assert (f"tuned for micro F1, {load_model(model).threshold:.3g}" in page) == (threshold == "tuned")
 
 
 def test_the_report_of_a_loss_has_its_bound_above(tmp_path: Path) -> None:
