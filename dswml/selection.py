@@ -3,7 +3,8 @@
 A tile holds the scores of consecutive labels for the rows of one block, so that a caller can go
 through any number of labels in bounded memory. Wherever labels are ranked, equal scores are put
 in the order of the labels: **of two equal scores the lower label index is the better one**,
-whatever the tiles and the order in which they come.
+whatever the tiles and the order in which they come. Scores are equal where all their bits are: two labels
+with the same weights may differ in the last one, which depends on where in a matrix product they lie.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ __all__ = [
 Array = npt.NDArray[Any]
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: From so many places of a ranking on, what a tile has for it is sorted, not inserted one by one.
+SORTED = 128
 #: Marks a place of a ranking that no label has taken.
 NO_LABEL = -1
 
@@ -90,8 +93,7 @@ def merge_top_k(best_labels: Array, best_scores: Array, tile: Array, first_label
     """Let the scores of one tile compete with the k best so far, in place.
 
     Rows are sorted best first; of two equal scores the lower label is the better one. The
-    result does not depend on the order of the tiles. An insertion costs k moves at most, which
-    is nothing next to the scan of the tile up to a k of some hundreds.
+    result does not depend on the order of the tiles.
 
     Parameters
     ----------
@@ -118,7 +120,8 @@ def merge_top_k(best_labels: Array, best_scores: Array, tile: Array, first_label
             f"the tile is {tile.dtype} and the best scores are {best_scores.dtype}, so that rounding would "
             "make or break ties: give empty_top_k the dtype of the tiles"
         )
-    refuse_nan(_merge(best_labels, best_scores, tile, first_label), tile, first_label)
+    merge = _merge if best_scores.shape[1] < SORTED else _merge_sorted
+    refuse_nan(merge(best_labels, best_scores, tile, first_label), tile, first_label)
 
 
 def top_k(scores: Array, k: int) -> tuple[Array, Array]:
@@ -244,6 +247,37 @@ def _merge(best_labels: Array, best_scores: Array, tile: Array, first_label: int
             if p < k:
                 best_scores[i, p] = score
                 best_labels[i, p] = label
+    return -1
+
+
+@compiled
+def _merge_sorted(best_labels: Array, best_scores: Array, tile: Array, first_label: int) -> int:
+    """The same for many places."""
+    k = best_scores.shape[1]
+    labels, scores = np.empty_like(best_labels[0]), np.empty_like(best_scores[0])
+    for i in range(tile.shape[0]):
+        row = tile[i]
+        found = np.flatnonzero(~(row < best_scores[i, k - 1]))
+        for j in found:
+            if np.isnan(row[j]):
+                return int(i * tile.shape[1] + j)
+        found = found[np.argsort(-row[found], kind="mergesort")]
+        if not found.size:
+            continue
+        labels[:], scores[:] = best_labels[i], best_scores[i]
+        old = new = 0
+        for p in range(k):
+            take = new < found.size and (
+                labels[old] < 0
+                or row[found[new]] > scores[old]
+                or (row[found[new]] == scores[old] and first_label + found[new] < labels[old])
+            )
+            if take:
+                best_labels[i, p], best_scores[i, p] = first_label + found[new], row[found[new]]
+                new += 1
+            else:
+                best_labels[i, p], best_scores[i, p] = labels[old], scores[old]
+                old += 1
     return -1
 
 

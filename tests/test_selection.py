@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -12,10 +13,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 from metric_cases import TIED, Array, bounded, problems
 
+from dswml import selection
 from dswml.errors import DataError, UsageError
 from dswml.selection import empty_top_k, labels_of_top_k, merge_top_k, select_at_threshold, top_k
 
 DTYPES = st.sampled_from([np.float32, np.float64])
+
+
+@pytest.fixture(scope="module", params=["one by one", "sorted"], autouse=True)
+def merging(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Both ways to merge a tile."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "sorted":
+            patch.setattr(selection, "SORTED", 1)
+        yield
 
 
 @given(problems(), st.integers(1, 8), DTYPES, st.data())
