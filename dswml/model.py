@@ -165,7 +165,8 @@ class Model:
             The k best labels of every row, instead of the model's own rule.
         """
         rule = self.chosen_rule(threshold, top_k)
-        found = [choose_labels(z, self.m, rule) for _, z in self.projected(self._rows(X))]
+        pieces = self.projected(self._rows(X), k=rule.top_k or 0)
+        found = [choose_labels(z, self.m, rule) for _, z in pieces]
         if not found:
             return sp.csr_array((0, self.n_labels), dtype=np.uint8)
         return found[0] if len(found) == 1 else sp.vstack(found, format="csr")
@@ -184,16 +185,16 @@ class Model:
         matrix = self._rows(X)
         labels = np.empty((matrix.shape[0], k), dtype=np.int64)
         scores = np.empty((matrix.shape[0], k))
-        for rows, z in self.projected(matrix):
+        for rows, z in self.projected(matrix, k=k):
             labels[rows], scores[rows] = rank_labels(z, self.m, k)
         return labels, scores
 
     def projected(
-        self, matrix: Any, *, normalized: bool = False, first_row: int = 0, place: str = "X"
+        self, matrix: Any, *, normalized: bool = False, first_row: int = 0, place: str = "X", k: int = 0
     ) -> Iterator[tuple[slice, Array]]:
         """Yield pieces of rows with X U; ``normalized`` where the rows have unit norm already."""
         normalize = None if normalized else self.normalize
-        return projected_pieces(matrix, self.u, self.n_labels, normalize, self.intercept, first_row, place)
+        return projected_pieces(matrix, self.u, self.n_labels, normalize, self.intercept, first_row, place, k)
 
     def _rows(self, X: Any) -> Any:
         """Return rows as the user has them as an array or CSR with the right number of columns."""

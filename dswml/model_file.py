@@ -20,7 +20,7 @@ import numpy.typing as npt
 import zarr
 
 from .checked import read_checked, write_checked
-from .errors import DataError, IncompleteStoreError, StoreExistsError
+from .errors import DataError, IncompleteStoreError, StoreExistsError, telling
 from .solution import Record
 from .storage import (
     CSR_INDPTR,
@@ -109,7 +109,11 @@ def check_place(url: Url, *, overwrite: bool, storage_options: Mapping[str, Any]
 def read_model(url: Url, storage_options: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Return the fields of a `Model`, or refuse a file that is incomplete, newer or damaged."""
     place = os.fspath(url)
-    group = open_group(url, "r", storage_options)
+    with telling(f"the model {place} is damaged: take a copy of it, or train again"):
+        return _read_fields(open_group(url, "r", storage_options), place)
+
+
+def _read_fields(group: zarr.Group, place: str) -> dict[str, Any]:
     attrs: dict[str, Any] = dict(group.attrs)
     _check_kind(attrs, place)
     digests = attrs.get("sha256")

@@ -240,9 +240,10 @@ def _predict_block(block: RowBlock, job: _Job) -> None:
     matrix = job.data.read_x(block.start, block.stop)
     held: list[Any] = []
     start = block.start
-    place = job.data.url or "X"
-    projected = job.model.projected(matrix, normalized=job.normalized, first_row=block.start, place=place)
-    for rows, z in projected:
+    place, k = job.data.url or "X", job.rule.top_k or 0
+    for rows, z in job.model.projected(
+        matrix, normalized=job.normalized, first_row=block.start, place=place, k=k
+    ):
         held.append(choose_labels(z, job.model.m, job.rule, keep_scores=job.output.scores))
         nnz, stop = sum(found.nnz for found in held), block.start + rows.stop
         if nnz >= PART_ENTRIES or stop == block.stop:

@@ -117,6 +117,7 @@ def projected_pieces(
     intercept: float = 0.0,
     first_row: int = 0,
     place: str = "X",
+    k: int = 0,
 ) -> Iterator[tuple[slice, Array]]:
     """Yield pieces of the rows, in order, with Z = prepare(X) U in float64.
 
@@ -130,9 +131,11 @@ def projected_pieces(
         What is done to the rows first; see `dswml.features.prepare`.
     first_row, place
         Where the rows are from, for the error if one has scores that are not finite.
+    k : int
+        Length of the rankings that they are to have, which decides their size too.
     """
     n_rows = matrix.shape[0]
-    step = max(1, TILE_ENTRIES // max(min(n_labels, TILE_LABELS), u.shape[1], 1))
+    step = max(1, TILE_ENTRIES // max(min(n_labels, TILE_LABELS), u.shape[1], 2 * k, 1))
     left = np.ascontiguousarray(u[:-1] if intercept else u, dtype=np.float64)
     for start in range(0, n_rows, step):
         rows = slice(start, min(start + step, n_rows))
