@@ -157,7 +157,9 @@ def predict_dataset(
         raise UsageError(f"the format {format!r} is not known: it is one of {', '.join(OUTPUTS)}")
     if overwrite and resume:
         raise UsageError("overwrite and resume exclude each other: start over, or go on")
+    read: list[str] = []
     if not isinstance(model, Model):
+        read.append(os.fspath(model))
         model = load_model(model, storage_options=storage_options)
     rule = model.chosen_rule(threshold, top_k)
     if isinstance(X, str | os.PathLike):
@@ -172,6 +174,7 @@ def predict_dataset(
         scores=scores or format != "zarr",
         storage_options=dict(storage_options or {}),
     )
+    output.check_place(*read, data.url)
     with ExitStack() as stack:
         if executor is None:
             # Other processes cannot write to the memory of this one.

@@ -26,6 +26,7 @@ from .storage import (
     filesystem,
     missing_chunks,
     open_group,
+    overlap,
     remove_store,
     store_exists,
     write_names,
@@ -80,15 +81,31 @@ class Output(ABC):
     def complete(self, staging: Staging) -> None:
         """Remove the parts and mark the result as complete."""
 
-    @abstractmethod
     def remove(self) -> None:
         """Remove the result and its parts, if they are there."""
+        remove_store(self.staging_url, self.storage_options)
+
+    def check_place(self, *read: str | None) -> None:
+        """Refuse a place where the result would damage what it is made from."""
+        for place in read:
+            for own in (self.url, self.staging_url):
+                if place is not None and overlap(own, place, self.storage_options):
+                    raise StoreExistsError(
+                        f"{own} is in, above or at {place}, which is read: choose another place"
+                    )
 
     def begin(self, request: Mapping[str, Any], rule: str, *, resume: bool, overwrite: bool) -> Staging:
         """Return where parts are put aside, new or, if that is asked for, of an interrupted prediction."""
-        if overwrite:
-            self.remove()
         attrs = self._begun()
+        if overwrite:
+            removed = attrs.get("complete") is False and "format" not in attrs  # but for its root
+            ours = attrs.get("format") == PREDICTION_FORMAT or removed
+            if not ours and store_exists(self.staging_url, self.storage_options):
+                raise StoreExistsError(
+                    f"{self.staging_url} is not a prediction: it is not overwritten; choose another place"
+                )
+            self.remove()
+            attrs = {}
         interrupted = attrs.get("format") == PREDICTION_FORMAT and attrs.get("complete") is False
         if interrupted and not resume:
             raise StoreExistsError(
@@ -182,9 +199,6 @@ class ZarrOutput(Output):
         encoding = {"encoding-type": "csr_matrix", "encoding-version": "0.1.0"}
         shape = [self.n_rows, self.n_labels]
         group.attrs.put({**attributes, **encoding, "shape": shape, "complete": True})
-
-    def remove(self) -> None:
-        remove_store(self.url, self.storage_options)
 
 
 @dataclass(frozen=True)

@@ -82,7 +82,7 @@ class TextOutput(Output):
             if not fs.isfile(path):
                 raise StoreExistsError(f"{self.url} is a folder: it is not replaced by text; name a file")
             fs.rm_file(path)
-        remove_store(self.staging_url, self.storage_options)
+        super().remove()
 
     def named(self, label: int) -> str | int:
         """Return the name of a label, or its number where labels have no names."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -117,6 +118,19 @@ def test_predict_refuses_what_is_there_and_what_is_not(place: Path, tmp_path: Pa
     swapped = dswml("predict", place / "d.zarr", place / "m.zarr", tmp_path / "o")
     assert swapped.exit_code == 3
     assert "is not a dswml model" in swapped.stderr
+
+
+@pytest.mark.parametrize("out", ["d.zarr", "m.zarr", "other.zarr"])
+def test_overwrite_deletes_nothing_but_predictions(place: Path, tmp_path: Path, out: str) -> None:
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    make_store(tmp_path / "other.zarr", sparse=False)
+    before = contents(tmp_path)
+    told = dswml(
+        "predict", *(tmp_path / name for name in ("m.zarr", "d.zarr", out)), "--overwrite", "--top-k", "1"
+    )
+    assert told.exit_code == 2
+    assert "choose another place" in told.stderr
+    assert contents(tmp_path) == before
 
 
 def test_ctrl_c_keeps_what_is_done_for_resume(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ from prediction_cases import (
     tied_model,
 )
 
-from dswml import Model, open_dataset, predict_dataset, prediction, prediction_output, scoring
+from dswml import Model, create_dataset, open_dataset, predict_dataset, prediction, prediction_output, scoring
 from dswml.dask_executor import DaskExecutor
 from dswml.errors import DataError, StoreExistsError, UsageError
 from dswml.executor import InProcessExecutor
@@ -87,6 +87,11 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "TILE_LABELS", 7)
     monkeypatch.setattr(prediction, "PART_ENTRIES", 30)
     monkeypatch.setattr(prediction_output, "plan_layout", small_chunks)
+
+
+def make_dataset(place: Path) -> Path:
+    create_dataset(place, X, Y)
+    return place
 
 
 def expected_labels(model: Model, threshold: Any = None, top_k: int | None = None) -> Array:
@@ -441,9 +446,69 @@ def test_what_is_no_prediction_is_never_deleted(data: Dataset, tmp_path: Path, f
     (folder / "thesis.tex").write_text("...")
     with pytest.raises(StoreExistsError, match="mine exists"):
         predict_dataset(tied_model(), data, folder, format=form)
-    with pytest.raises(StoreExistsError, match=r"mine (exists and is not a Zarr store|is a folder)"):
+    with pytest.raises(StoreExistsError, match=r"mine (is not a prediction|is a folder)"):
         predict_dataset(tied_model(), data, folder, format=form, overwrite=True)
     assert (folder / "thesis.tex").read_text() == "..."
+    beside = tmp_path / ("theirs" if form == "zarr" else "theirs.partial")
+    before = contents(make_dataset(beside))
+    with pytest.raises(StoreExistsError, match=f"{beside} is not a prediction: it is not overwritten"):
+        predict_dataset(tied_model(), data, tmp_path / "theirs", format=form, overwrite=True)
+    assert contents(beside) == before
+
+
+@pytest.mark.parametrize("form", ["zarr", "csv"])
+def test_a_removal_that_was_interrupted_is_finished(data: Dataset, tmp_path: Path, form: str) -> None:
+    out, staged = tmp_path / "out", tmp_path / ("out" if form == "zarr" else "out.partial")
+    zarr.create_group(str(staged), attributes={"complete": False})
+    (staged / "left").write_text("...")
+    for resume in (False, True):
+        with pytest.raises(StoreExistsError, match=r"out.* exists.*--overwrite"):
+            predict_dataset(tied_model(), data, out, format=form, resume=resume)
+    predict_dataset(tied_model(), data, out, format=form, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("overwrite", [False, True], ids=["new", "overwrite"])
+@pytest.mark.parametrize(
+    "out",
+    ["m.zarr", "d.zarr", "d.zarr/X", "d.zarr/new", ".", "link", "link/new", "m.zarr/../d.zarr/new", "a"],
+)
+def test_what_is_read_is_never_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, overwrite: bool, out: str
+) -> None:
+    tied_model().save(tmp_path / "m.zarr")
+    make_dataset(tmp_path / "d.zarr")
+    (tmp_path / "link").symlink_to(tmp_path / "d.zarr")
+    if out == "a":  # the parts of text are beside it
+        if form == "zarr":
+            return
+        (tmp_path / "d.zarr").rename(tmp_path / "a.partial")
+    monkeypatch.chdir(tmp_path)
+    before, store = contents(tmp_path), "a.partial" if out == "a" else "d.zarr"
+    for place in (out, tmp_path / out, f"file://{tmp_path}/{out}", f"local://{tmp_path}/{out}"):
+        with pytest.raises(StoreExistsError, match=r"is in, above or at .*, which is read"):
+            predict_dataset("m.zarr", store, place, format=form, overwrite=overwrite)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("out", ["", "/m.zarr", "/d.zarr", "/d.zarr/X/indices", "//d.zarr/"])
+def test_what_is_read_from_an_object_store_is_never_written_to(out: str) -> None:
+    fs = fsspec.filesystem("memory")
+    tied_model().save("memory://read/m.zarr")
+    create_dataset("memory://read/d.zarr", X, Y)
+    before = {name: fs.cat(name) for name in fs.find("/read")}
+    for form in FORMATS:
+        with pytest.raises(StoreExistsError, match=r"is in, above or at .*, which is read"):
+            predict_dataset(
+                "memory://read/m.zarr",
+                "memory://read/d.zarr",
+                f"memory://read{out}",
+                format=form,
+                overwrite=True,
+            )
+    assert {name: fs.cat(name) for name in fs.find("/read")} == before
+    fs.rm("/read", recursive=True)
 
 
 def test_resuming_nothing_begins(data: Dataset, tmp_path: Path) -> None:
