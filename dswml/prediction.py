@@ -188,7 +188,8 @@ def predict_dataset(
         if isinstance(assembled, int):
             before, nnz = data.n_rows, assembled
         else:
-            done, undone = staging.parts(data.blocks)
+            checking = reporting(executor, "checking", on_progress)
+            done, undone = staging.sound_parts(data.blocks, output.part_names, checking)
             before = sum(part.stop - part.start for part in done)
             light = replace(model, history=(), feature_names=None, label_counts=None, label_names=None)
             job = _Job(data, light, rule, normalized, output, staging)

@@ -67,6 +67,11 @@ class Output(ABC):
     def staging_url(self) -> str:
         """Place of the parts until all are there."""
 
+    @property
+    @abstractmethod
+    def part_names(self) -> tuple[str, ...]:
+        """What is put aside for every part."""
+
     @abstractmethod
     def encode(self, rows: Any, first_row: int) -> dict[str, Array]:
         """Return rows of labels (CSR of scores or ones, sorted by label) as they are put aside."""
@@ -146,12 +151,17 @@ class ZarrOutput(Output):
     def staging_url(self) -> str:
         return self.url
 
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        return ("indptr", "indices", "data") if self.scores else ("indptr", "indices")
+
     def encode(self, rows: Any, first_row: int) -> dict[str, Array]:
         parts = {
             "indptr": rows.indptr.astype(np.int64),
             "indices": rows.indices.astype(index_dtype(self.n_labels)),
+            "data": rows.data,
         }
-        return {**parts, "data": rows.data} if self.scores else parts
+        return {name: parts[name] for name in self.part_names}
 
     def assemble(
         self, staging: Staging, parts: Sequence[Part], executor: Executor, on_progress: OnProgress | None

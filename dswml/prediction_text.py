@@ -40,6 +40,10 @@ class TextOutput(Output):
         return f"{self.url}.partial"
 
     @property
+    def part_names(self) -> tuple[str, ...]:
+        return ("text",)
+
+    @property
     @abstractmethod
     def header(self) -> str:
         """What stands before the lines of the rows."""

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -416,10 +417,66 @@ def test_only_the_same_model_and_data_are_resumed(data: Dataset, begun: Path, tm
     assert predict_dataset(tied_model(), data, begun, threshold=0.375, resume=True).n_rows_before == N
 
 
-def test_a_lost_part_is_told(data: Dataset, begun: Path) -> None:
-    shutil.rmtree(begun / "_progress" / "fragments" / "indices")
-    with pytest.raises(DataError, match="is missing from"):
-        predict_dataset(tied_model(), data, begun, threshold=0.375, resume=True)
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+@pytest.mark.parametrize("form", ["zarr", "csv"])
+@pytest.mark.parametrize("damage", [flip, cut, empty, Path.unlink])
+def test_a_part_that_is_lost_or_damaged_is_made_again(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, damage: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr(prediction, "PART_ENTRIES", 30)
+    monkeypatch.setattr(scoring, "TILE_ENTRIES", 60)
+    monkeypatch.setattr(prediction, "current_executor", lambda data: InProcessExecutor(2))
+    predict_dataset(tied_model(), data, tmp_path / "whole", format=form, scores=True)
+    staged = tmp_path / ("out" if form == "zarr" else "out.partial")
+
+    def interrupted(*_: Any) -> None:
+        raise Interrupted
+
+    for name in ("indptr", "indices", "data") if form == "zarr" else ("text",):
+        with monkeypatch.context() as patch:
+            patch.setattr(prediction.OUTPUTS[form], "assemble", interrupted)
+            with pytest.raises(Interrupted):
+                predict_dataset(tied_model(), data, tmp_path / "out", format=form, scores=True)
+        parts = sorted(path for path in (staged / "_progress" / "fragments" / name).iterdir())
+        assert len(parts) > len(data.blocks)
+        damage(parts[1])
+        with pytest.warns(UserWarning, match=rf"1 of {len(parts)} parts in {staged} are lost or damaged"):
+            done = predict_dataset(
+                tied_model(), data, tmp_path / "out", format=form, scores=True, resume=True
+            )
+        assert 0 < done.n_rows_before < N
+        assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+        (shutil.rmtree if form == "zarr" else Path.unlink)(tmp_path / "out")
+
+
+def test_a_part_that_is_damaged_after_it_was_looked_at_is_told(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damage(phase: str, done: int, total: int) -> None:
+        if (phase, done) == ("writing", 0):
+            flip(tmp_path / "out" / "_progress" / "fragments" / "indices" / "0")
+
+    with pytest.raises(
+        DataError, match=r"indices/0 in .* is damaged: run the same command again with --resume"
+    ):
+        predict_dataset(tied_model(), data, tmp_path / "out", on_progress=damage)
+    with pytest.warns(UserWarning, match="the first of rows 0 to"):
+        predict_dataset(tied_model(), data, tmp_path / "out", resume=True)
+    predict_dataset(tied_model(), data, tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
 
 
 # What is there already.
