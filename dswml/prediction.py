@@ -8,13 +8,14 @@ are not staged yet, and the result has the same bytes wherever and however often
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import time
 import zlib
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,7 +27,7 @@ from .blocks import DEFAULT_BLOCK_BYTES, RowBlock
 from .cache import check_room
 from .checked import array_digest
 from .current import current_executor
-from .errors import DataError, UsageError
+from .errors import DataError, DswmlError, UsageError
 from .executor import Executor, InProcessExecutor
 from .matching import check_features
 from .model import Model, load_model
@@ -183,6 +184,7 @@ def predict_dataset(
         data.check(executor)
         check_room(data.block_nbytes, executor)
         request = _request(model, data, rule, output.scores, format)
+        stack.enter_context(_telling_of_full_disk(output.url))
         staging = output.begin(request, str(rule), resume=resume, overwrite=overwrite)
         assembled = staging.group.attrs.get("assembled")
         if isinstance(assembled, int):
@@ -253,6 +255,19 @@ def _predict_block(block: RowBlock, job: _Job) -> None:
             together = held[0] if len(held) == 1 else sp.vstack(held, format="csr")
             job.staging.keep(Part(start, stop, nnz), job.output.encode(together, start))
             held, start = [], stop
+
+
+@contextmanager
+def _telling_of_full_disk(url: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DswmlError(
+            f"the prediction to {url} stopped ({error.strerror}): make room there, and go on with the same "
+            "command and --resume (resume=True)"
+        ) from error
 
 
 def _all_parts(staging: Staging, blocks: tuple[RowBlock, ...]) -> list[Part]:

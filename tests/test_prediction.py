@@ -43,7 +43,7 @@ from prediction_cases import (
 
 from dswml import Model, create_dataset, open_dataset, predict_dataset, prediction, prediction_output, scoring
 from dswml.dask_executor import DaskExecutor
-from dswml.errors import DataError, StoreExistsError, UsageError
+from dswml.errors import DataError, DswmlError, StoreExistsError, UsageError
 from dswml.executor import InProcessExecutor
 from dswml.layout import Layout, plan_layout
 from dswml.prediction_output import Output, ZarrOutput
@@ -477,6 +477,19 @@ def test_a_part_that_is_damaged_after_it_was_looked_at_is_told(
         predict_dataset(tied_model(), data, tmp_path / "out", resume=True)
     predict_dataset(tied_model(), data, tmp_path / "whole")
     assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("form", ["zarr", "csv"])
+def test_a_full_disk_is_told_with_the_way_on(tmp_path: Path, tiny_disk: Path, form: str) -> None:
+    (tiny_disk / "filler").write_bytes(bytes(1_800_000))
+    slow_data(tmp_path / "d.zarr")
+    data, out = open_dataset(tmp_path / "d.zarr", block_bytes=BLOCK_BYTES), tiny_disk / "out"
+    with pytest.raises(DswmlError, match=rf"{out} stopped \(No space left on device\): make room .*--resume"):
+        predict_dataset(tied_model(), data, out, format=form, scores=True)
+    (tiny_disk / "filler").unlink()
+    assert predict_dataset(tied_model(), data, out, format=form, scores=True, resume=True).n_rows_before > 0
+    predict_dataset(tied_model(), data, tmp_path / "whole", format=form, scores=True)
+    assert contents(out) == contents(tmp_path / "whole")
 
 
 # What is there already.
