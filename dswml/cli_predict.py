@@ -16,6 +16,7 @@ from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import StoppedEarlyError, UsageError
 from dswml.evaluation_tables import Table, ranking_table, set_table, summary
 from dswml.progress import OnProgress, format_seconds, is_silent, show_progress
+from dswml.stopping import stoppable
 
 if TYPE_CHECKING:
     from dswml.executor import Executor
@@ -96,8 +97,17 @@ def predict(
         raise UsageError("--top-k and --threshold exclude each other: give one of them")
     there = {"reads": [store], "writes": [out], "storage_options": storage_options}
     try:
-        with working(cluster, is_silent(quiet, as_json), **there) as (executor, on_progress):
+        with (
+            working(cluster, is_silent(quiet, as_json), **there) as (executor, on_progress),
+            stoppable(lambda line: click.echo(line, err=True)) as asked,
+        ):
             from dswml.prediction import predict_dataset
+
+            def report(phase: str, done: int, total: int) -> None:
+                if asked():
+                    raise KeyboardInterrupt
+                if on_progress is not None:
+                    on_progress(phase, done, total)
 
             done = predict_dataset(
                 model,
@@ -111,7 +121,7 @@ def predict(
                 overwrite=overwrite,
                 block_bytes=block_bytes,
                 executor=executor,
-                on_progress=on_progress,
+                on_progress=report,
                 storage_options=storage_options,
             )
     except KeyboardInterrupt:

@@ -133,22 +133,24 @@ def test_overwrite_deletes_nothing_but_predictions(place: Path, tmp_path: Path, 
     assert contents(tmp_path) == before
 
 
-def test_ctrl_c_keeps_what_is_done_for_resume(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_keeps_what_is_done_for_resume(number: signal.Signals, tmp_path: Path) -> None:
     slow_data(tmp_path / "d.zarr")
     tied_model().save(tmp_path / "m.zarr")
     places = (str(tmp_path / name) for name in ("m.zarr", "d.zarr", "out.zarr"))
-    command = (*places, "--block-bytes", "2000")
+    command = (*places, "--block-bytes", "2000", "--json")
     program = Path(sys.executable).parent / "dswml"
     process = subprocess.Popen([program, "predict", *command], stderr=subprocess.PIPE, text=True)
     marks = tmp_path / "out.zarr" / "_progress" / "done"
     while process.poll() is None and (not marks.is_dir() or len(list(marks.iterdir())) < 3):
         time.sleep(0.002)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, told = process.communicate(timeout=120)
     assert process.returncode == 5, told
+    assert "Stopping in good order" in told
     assert "go on with the same command and --resume" in told
     assert dswml("info", tmp_path / "out.zarr").exit_code == 3
-    resumed = dswml("predict", *command, "--resume", "--json")
+    resumed = dswml("predict", *command, "--resume")
     assert resumed.exit_code == 0, resumed.output
     assert json.loads(resumed.stdout)["n_rows_before"] > 0
 
