@@ -64,10 +64,12 @@ class Prediction:
     url, format : str
     rule : str
         How labels were chosen.
-    n_rows, n_labels, n_predicted : int
-        Shape of the result, and number of its entries.
+    n_rows, n_labels : int
+        Shape of the result.
+    n_predicted : int or None
+        Number of its entries; None of text that was there already.
     n_rows_before : int
-        Rows that an earlier, interrupted call had predicted.
+        Rows that an earlier call had predicted.
     seconds : float
     """
 
@@ -76,7 +78,7 @@ class Prediction:
     rule: str
     n_rows: int
     n_labels: int
-    n_predicted: int
+    n_predicted: int | None
     n_rows_before: int
     seconds: float
 
@@ -124,7 +126,8 @@ def predict_dataset(
         Classification Repository, label:score. Rows count from 0; csv and jsonl name the labels where the
         model does, and have the best first; equal scores are ordered by label.
     resume : bool
-        Go on with a prediction that was interrupted; model, data and options must be the same.
+        Go on with a prediction that was interrupted; model, data and options must be the same. One that is
+        finished is left as it is, and so, with a warning, is text: it does not say what it is of.
     overwrite : bool
         Replace what is at `out`.
     block_bytes : int
@@ -186,10 +189,9 @@ def predict_dataset(
         request = _request(model, data, rule, output.scores, format)
         stack.enter_context(_telling_of_full_disk(output.url))
         staging = output.begin(request, str(rule), resume=resume, overwrite=overwrite)
-        assembled = staging.group.attrs.get("assembled")
-        if isinstance(assembled, int):
-            before, nnz = data.n_rows, assembled
-        else:
+        assembled = output.count() if staging is None else staging.group.attrs.get("assembled")
+        before, nnz = data.n_rows, assembled if isinstance(assembled, int) else None
+        if staging is not None and nnz is None:
             checking = reporting(executor, "checking", on_progress)
             done, undone = staging.sound_parts(data.blocks, output.part_names, checking)
             before = sum(part.stop - part.start for part in done)
@@ -199,7 +201,8 @@ def predict_dataset(
             parts = _all_parts(staging, data.blocks)
             nnz = sum(part.nnz for part in parts)
             output.assemble(staging, parts, executor, on_progress)
-        output.complete(staging)
+        if staging is not None:
+            output.complete(staging)
     return Prediction(
         url=output.url,
         format=format,

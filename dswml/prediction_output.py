@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
+from .csr import member_array
 from .errors import DataError, StoreExistsError
 from .executor import Executor
 from .format import fill_value
@@ -32,7 +33,7 @@ from .storage import (
     write_names,
 )
 
-__all__ = ["PREDICTION_FORMAT", "Output", "ZarrOutput"]
+__all__ = ["PREDICTION_FORMAT", "Output", "ZarrOutput", "is_half_removed"]
 
 Array = npt.NDArray[Any]
 
@@ -99,12 +100,24 @@ class Output(ABC):
                         f"{own} is in, above or at {place}, which is read: choose another place"
                     )
 
-    def begin(self, request: Mapping[str, Any], rule: str, *, resume: bool, overwrite: bool) -> Staging:
-        """Return where parts are put aside, new or, if that is asked for, of an interrupted prediction."""
+    @abstractmethod
+    def is_finished(self, begun: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+        """Tell whether the result is there, by the attributes of the store of the parts if need be."""
+
+    @abstractmethod
+    def count(self) -> int | None:
+        """Return the number of entries of the result that is there, if it is known."""
+
+    def begin(
+        self, request: Mapping[str, Any], rule: str, *, resume: bool, overwrite: bool
+    ) -> Staging | None:
+        """Return where parts are put aside, new or, if that is asked for, of an interrupted prediction.
+
+        None if that one is finished.
+        """
         attrs = self._begun()
         if overwrite:
-            removed = attrs.get("complete") is False and "format" not in attrs  # but for its root
-            ours = attrs.get("format") == PREDICTION_FORMAT or removed
+            ours = attrs.get("format") == PREDICTION_FORMAT or is_half_removed(attrs)
             if not ours and store_exists(self.staging_url, self.storage_options):
                 raise StoreExistsError(
                     f"{self.staging_url} is not a prediction: it is not overwritten; choose another place"
@@ -121,6 +134,8 @@ class Output(ABC):
             staging = Staging(self.staging_url, self.storage_options)
             staging.check_request(request)
             return staging
+        if resume and self.is_finished(attrs, request):
+            return None
         for url in (self.url, self.staging_url):
             if store_exists(url, self.storage_options):
                 what = "exists and is no interrupted prediction" if resume else "exists"
@@ -141,6 +156,11 @@ class Output(ABC):
         if not fs.exists(f"{path}/zarr.json"):
             return {}
         return dict(open_group(self.staging_url, "r", self.storage_options).attrs)
+
+
+def is_half_removed(attrs: Mapping[str, Any]) -> bool:
+    """Tell whether these are the attributes of a store whose removal was interrupted."""
+    return attrs.get("complete") is False and "format" not in attrs
 
 
 @dataclass(frozen=True)
@@ -209,6 +229,13 @@ class ZarrOutput(Output):
         encoding = {"encoding-type": "csr_matrix", "encoding-version": "0.1.0"}
         shape = [self.n_rows, self.n_labels]
         group.attrs.put({**attributes, **encoding, "shape": shape, "complete": True})
+
+    def is_finished(self, begun: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+        ours = begun.get("format") == PREDICTION_FORMAT and begun.get("complete") is True
+        return ours and begun.get("request") == request
+
+    def count(self) -> int:
+        return member_array(open_group(self.url, "r", self.storage_options), "indices", self.url).shape[0]
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import csv
 import io
 import json
+import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,10 +17,10 @@ import numpy.typing as npt
 
 from .errors import StoreExistsError
 from .executor import Executor
-from .prediction_output import Output
+from .prediction_output import Output, is_half_removed
 from .progress import OnProgress
 from .staging import Part, Staging
-from .storage import filesystem, remove_store
+from .storage import filesystem, remove_store, store_exists
 
 __all__ = ["CsvOutput", "JsonLinesOutput", "TextOutput", "XmlRepoOutput"]
 
@@ -80,13 +81,37 @@ class TextOutput(Output):
     def complete(self, staging: Staging) -> None:
         remove_store(self.staging_url, self.storage_options)
 
+    def is_finished(self, begun: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+        left = store_exists(self.staging_url, self.storage_options)
+        fs, path = filesystem(self.url, self.storage_options)
+        if not fs.isfile(path) or (left and not is_half_removed(begun)):
+            return False
+        remove_store(self.staging_url, self.storage_options)
+        # A removal that was interrupted at its end leaves an empty folder.
+        fs, path = filesystem(self.staging_url, self.storage_options)
+        if fs.isdir(path):
+            fs.rmdir(path)
+        warnings.warn(
+            f"{self.url} is there already, and text does not say of which model, data and options it is: if "
+            "of others, replace it with --overwrite (overwrite=True)",
+            stacklevel=2,
+        )
+        return True
+
+    def count(self) -> None:
+        return None
+
     def remove(self) -> None:
         fs, path = filesystem(self.url, self.storage_options)
         if fs.exists(path):
-            if not fs.isfile(path):
-                raise StoreExistsError(f"{self.url} is a folder: it is not replaced by text; name a file")
             fs.rm_file(path)
         super().remove()
+
+    def check_place(self, *read: str | None) -> None:
+        super().check_place(*read)
+        fs, path = filesystem(self.url, self.storage_options)
+        if fs.isdir(path):
+            raise StoreExistsError(f"{self.url} is a folder: it is not replaced by text; name a file")
 
     def named(self, label: int) -> str | int:
         """Return the name of a label, or its number where labels have no names."""

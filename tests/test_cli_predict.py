@@ -155,6 +155,31 @@ def test_a_signal_keeps_what_is_done_for_resume(number: signal.Signals, tmp_path
     assert json.loads(resumed.stdout)["n_rows_before"] > 0
 
 
+@pytest.mark.parametrize("form", ["zarr", "jsonl"])
+def test_the_same_command_again_ends_well(place: Path, tmp_path: Path, form: str) -> None:
+    out = tmp_path / "out"
+    command = (
+        "predict",
+        place / "m.zarr",
+        place / "d.zarr",
+        out,
+        "--top-k",
+        "2",
+        "--format",
+        form,
+        "--resume",
+    )
+    assert dswml(*command).exit_code == 0
+    before = contents(out)
+    again = dswml(*command)
+    assert again.exit_code == 0, again.output
+    there = f"{out} is there: all {N} rows had been predicted before, {2 * N} labels (the 2 best), 2 a row"
+    assert again.stdout.strip() == (there if form == "zarr" else f"{out} is there already")
+    assert ("text does not say of which model" in again.stderr) == (form == "jsonl")
+    assert json.loads(dswml(*command, "--json").stdout)["n_predicted"] == (2 * N if form == "zarr" else None)
+    assert contents(out) == before
+
+
 # evaluate
 
 

@@ -500,13 +500,60 @@ def test_what_is_there_is_kept_unless_it_is_to_be_replaced(data: Dataset, tmp_pa
     out = tmp_path / "out"
     predict_dataset(tied_model(), data, out, format=form, top_k=1)
     before = contents(out)
-    for resume in (False, True):
-        with pytest.raises(StoreExistsError, match=r"out exists.*--overwrite"):
-            predict_dataset(tied_model(), data, out, format=form, top_k=2, resume=resume)
+    with pytest.raises(StoreExistsError, match=r"out exists.*--overwrite"):
+        predict_dataset(tied_model(), data, out, format=form, top_k=2)
+    if form == "zarr":
+        with pytest.raises(StoreExistsError, match=r"out exists and is no interrupted.*--overwrite"):
+            predict_dataset(tied_model(), data, out, top_k=2, resume=True)
     assert contents(out) == before
     done = predict_dataset(tied_model(), data, out, format=form, top_k=2, overwrite=True)
     assert done.n_predicted == 2 * N
     assert contents(out) != before
+
+
+def test_a_store_that_is_finished_is_left_as_it_is_by_resume(data: Dataset, tmp_path: Path) -> None:
+    whole = predict_dataset(tied_model(), data, tmp_path / "out", top_k=2)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    again = predict_dataset(tied_model(), data, tmp_path / "out", top_k=2, resume=True)
+    assert (again.n_predicted, again.n_rows_before) == (whole.n_predicted, N)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty folder", "a half-removed store"])
+def test_text_that_is_there_is_left_as_it_is_by_resume(data: Dataset, tmp_path: Path, left: str) -> None:
+    predict_dataset(tied_model(), data, tmp_path / "out", format="csv")
+    before = contents(tmp_path)
+    if left != "nothing":
+        (tmp_path / "out.partial").mkdir()
+    if left == "a half-removed store":
+        zarr.create_group(str(tmp_path / "out.partial"), attributes={"complete": False})
+    with pytest.warns(
+        UserWarning, match=r"out is there already, and text does not say of which .*--overwrite"
+    ):
+        again = predict_dataset(tied_model(), data, tmp_path / "out", format="csv", resume=True)
+    assert (again.n_predicted, again.n_rows_before) == (None, N)
+    assert contents(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_is_beside_text_and_not_ours_stays(data: Dataset, tmp_path: Path) -> None:
+    predict_dataset(tied_model(), data, tmp_path / "out", format="csv")
+    predict_dataset(tied_model(), data, tmp_path / "out.partial")
+    before = contents(tmp_path)
+    with pytest.raises(StoreExistsError, match="out exists and is no interrupted prediction"):
+        predict_dataset(tied_model(), data, tmp_path / "out", format="csv", resume=True)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "xmlrepo"])
+def test_text_is_never_written_into_a_folder(data: Dataset, tmp_path: Path, form: str) -> None:
+    (tmp_path / "out").mkdir()
+    for overwrite in (False, True):
+        with pytest.raises(
+            StoreExistsError, match="out is a folder: it is not replaced by text; name a file"
+        ):
+            predict_dataset(tied_model(), data, tmp_path / "out", format=form, overwrite=overwrite)
+    assert [path.name for path in tmp_path.rglob("*")] == ["out"]
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -514,7 +561,7 @@ def test_what_is_no_prediction_is_never_deleted(data: Dataset, tmp_path: Path, f
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "thesis.tex").write_text("...")
-    with pytest.raises(StoreExistsError, match="mine exists"):
+    with pytest.raises(StoreExistsError, match=r"mine (exists|is a folder)"):
         predict_dataset(tied_model(), data, folder, format=form)
     with pytest.raises(StoreExistsError, match=r"mine (is not a prediction|is a folder)"):
         predict_dataset(tied_model(), data, folder, format=form, overwrite=True)
