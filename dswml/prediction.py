@@ -122,9 +122,9 @@ def predict_dataset(
         always has them.
     format : {"zarr", "csv", "jsonl", "xmlrepo"}
         "zarr": a sparse matrix, rows x labels, in AnnData's ``csr_matrix`` encoding. "csv": lines of row,
-        label, score. "jsonl": an object a row. "xmlrepo": the sparse matrices of the Extreme
-        Classification Repository, label:score. Rows count from 0; csv and jsonl name the labels where the
-        model does, and have the best first; equal scores are ordered by label.
+        label, score. "jsonl": an object a row, with null for a score that is infinite. "xmlrepo": the sparse
+        matrices of the Extreme Classification Repository, label:score. Rows count from 0; csv and jsonl name
+        the labels where the model does, and have the best first; equal scores are ordered by label.
     resume : bool
         Go on with a prediction that was interrupted; model, data and options must be the same. One that is
         finished is left as it is, and so, with a warning, is text: it does not say what it is of.

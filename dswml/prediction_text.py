@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -138,7 +139,7 @@ class CsvOutput(TextOutput):
 
 @dataclass(frozen=True)
 class JsonLinesOutput(TextOutput):
-    """A JSON object for every row: its number, and its labels with their scores."""
+    """A JSON object for every row: its number, and its labels with their scores, null where infinite."""
 
     @property
     def header(self) -> str:
@@ -150,7 +151,10 @@ class JsonLinesOutput(TextOutput):
                 {
                     "row": row,
                     "labels": [
-                        {"label": self.named(label), "score": float(_shown(score))}
+                        {
+                            "label": self.named(label),
+                            "score": float(_shown(score)) if math.isfinite(score) else None,
+                        }
                         for label, score in zip(labels, scores, strict=True)
                     ],
                 },

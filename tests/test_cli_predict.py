@@ -91,7 +91,11 @@ def test_predicting_nothing_is_told(place: Path, tmp_path: Path) -> None:
     ("options", "code", "sentence"),
     [
         (["--top-k", "3", "--threshold", "0.5"], 2, "exclude each other"),
-        (["--top-k", str(L + 1)], 2, f"between 1 and the number of labels, {L}"),
+        (
+            ["--top-k", str(L + 1)],
+            2,
+            f"(--top-k) must be between 1 and the number of labels, {L}; got {L + 1}",
+        ),
         (["--resume", "--overwrite"], 2, "exclude each other"),
         (["--block-bytes", "many"], 2, "'many' is not a number of bytes"),
     ],

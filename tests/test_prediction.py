@@ -206,6 +206,18 @@ def test_json_lines_have_an_object_for_every_row(
     assert any(not row["labels"] for row in found)
 
 
+def test_an_infinite_score_is_null_in_json(tmp_path: Path) -> None:
+    model = Model(u=np.ones((1, 1)), m=np.array([[np.inf, -np.inf, 1.0]]), p0=0.1)
+    predict_dataset(model, np.ones((1, 1)), tmp_path / "out.jsonl", format="jsonl", top_k=3)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    (line,) = (tmp_path / "out.jsonl").read_text().splitlines()
+    found = json.loads(line, parse_constant=refuse)["labels"]
+    assert [(each["label"], each["score"]) for each in found] == [(0, None), (2, 1.0), (1, None)]
+
+
 def test_the_repository_format_is_a_matrix_by_lines(
     data: Dataset, tmp_path: Path, small_pieces: None
 ) -> None:
