@@ -8,14 +8,13 @@ are not staged yet, and the result has the same bytes wherever and however often
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
 import time
 import zlib
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,11 +26,11 @@ from .blocks import DEFAULT_BLOCK_BYTES, RowBlock
 from .cache import check_room
 from .checked import array_digest
 from .current import current_executor
-from .errors import DataError, DswmlError, UsageError
+from .errors import DataError, UsageError
 from .executor import Executor, InProcessExecutor
 from .matching import check_features
 from .model import Model, load_model
-from .prediction_output import Output, ZarrOutput
+from .prediction_output import Output, ZarrOutput, telling_of_full_disk
 from .prediction_text import CsvOutput, JsonLinesOutput, XmlRepoOutput
 from .progress import OnProgress, reporting
 from .scoring import Rule, choose_labels
@@ -187,7 +186,7 @@ def predict_dataset(
         data.check(executor)
         check_room(data.block_nbytes, executor)
         request = _request(model, data, rule, output.scores, format)
-        stack.enter_context(_telling_of_full_disk(output.url))
+        stack.enter_context(telling_of_full_disk(output.url))
         staging = output.begin(request, str(rule), resume=resume, overwrite=overwrite)
         assembled = output.count() if staging is None else staging.group.attrs.get("assembled")
         before, nnz = data.n_rows, assembled if isinstance(assembled, int) else None
@@ -256,21 +255,9 @@ def _predict_block(block: RowBlock, job: _Job) -> None:
         nnz, stop = sum(found.nnz for found in held), block.start + rows.stop
         if nnz >= PART_ENTRIES or stop == block.stop:
             together = held[0] if len(held) == 1 else sp.vstack(held, format="csr")
-            job.staging.keep(Part(start, stop, nnz), job.output.encode(together, start))
+            with telling_of_full_disk(job.output.url):
+                job.staging.keep(Part(start, stop, nnz), job.output.encode(together, start))
             held, start = [], stop
-
-
-@contextmanager
-def _telling_of_full_disk(url: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise DswmlError(
-            f"the prediction to {url} stopped ({error.strerror}): make room there, and go on with the same "
-            "command and --resume (resume=True)"
-        ) from error
 
 
 def _all_parts(staging: Staging, blocks: tuple[RowBlock, ...]) -> list[Part]:

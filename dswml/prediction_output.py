@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,7 +14,7 @@ import numpy.typing as npt
 import zarr
 
 from .csr import member_array
-from .errors import DataError, StoreExistsError
+from .errors import DataError, DswmlError, StoreExistsError
 from .executor import Executor
 from .format import fill_value
 from .layout import ArrayLayout, index_dtype, plan_layout
@@ -33,7 +35,7 @@ from .storage import (
     write_names,
 )
 
-__all__ = ["PREDICTION_FORMAT", "Output", "ZarrOutput", "is_half_removed"]
+__all__ = ["PREDICTION_FORMAT", "Output", "ZarrOutput", "is_half_removed", "telling_of_full_disk"]
 
 Array = npt.NDArray[Any]
 
@@ -158,6 +160,20 @@ class Output(ABC):
         return dict(open_group(self.staging_url, "r", self.storage_options).attrs)
 
 
+@contextmanager
+def telling_of_full_disk(url: str) -> Iterator[None]:
+    """Say of a full disk where room is needed; an executor would take it for a worker's own."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DswmlError(
+            f"the prediction to {url} stopped ({error.strerror}): make room there, and go on with the same "
+            "command and --resume (resume=True)"
+        ) from error
+
+
 def is_half_removed(attrs: Mapping[str, Any]) -> bool:
     """Tell whether these are the attributes of a store whose removal was interrupted."""
     return attrs.get("complete") is False and "format" not in attrs
@@ -264,7 +280,8 @@ def _assemble_part(index: int, job: _Assembly) -> None:
 
         def write_unit(start: int, *values: Array) -> None:
             for array, value in zip(arrays, values, strict=True):
-                array[start : start + len(value)] = value
+                with telling_of_full_disk(job.staging.url):
+                    array[start : start + len(value)] = value
 
         return write_unit
 

@@ -504,6 +504,17 @@ def test_a_full_disk_is_told_with_the_way_on(tmp_path: Path, tiny_disk: Path, fo
     assert contents(out) == contents(tmp_path / "whole")
 
 
+def test_a_full_disk_is_told_of_where_workers_write(
+    tmp_path: Path, tiny_disk: Path, dask_client: Client
+) -> None:
+    (tiny_disk / "filler").write_bytes(bytes(1_800_000))
+    slow_data(tmp_path / "d.zarr")
+    data, out = open_dataset(tmp_path / "d.zarr", block_bytes=BLOCK_BYTES), tiny_disk / "out"
+    with DaskExecutor(dask_client) as executor, pytest.raises(DswmlError, match=f"{out} stopped") as told:
+        predict_dataset(tied_model(), data, out, scores=True, executor=executor)
+    assert told.value.exit_code == 1
+
+
 # What is there already.
 
 
