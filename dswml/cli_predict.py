@@ -16,6 +16,7 @@ from dswml.cluster import ClusterOptions, cluster_options, executor_from_options
 from dswml.errors import StoppedEarlyError, UsageError
 from dswml.evaluation_tables import Table, ranking_table, set_table, summary
 from dswml.progress import OnProgress, format_seconds, is_silent, show_progress
+from dswml.stopping import stoppable
 
 if TYPE_CHECKING:
     from dswml.executor import Executor
@@ -66,7 +67,7 @@ _threshold = click.option(
     show_default=True,
     help="zarr: a sparse matrix; csv: row,label,score; jsonl: an object a row; xmlrepo: label:score.",
 )
-@click.option("--resume", is_flag=True, help="Go on with a prediction that was interrupted.")
+@click.option("--resume", is_flag=True, help="Go on with a prediction that was interrupted, if there is one.")
 @click.option("--overwrite", is_flag=True, help="Replace what is at OUT.")
 @block_bytes_option
 @cluster_options
@@ -96,8 +97,17 @@ def predict(
         raise UsageError("--top-k and --threshold exclude each other: give one of them")
     there = {"reads": [store], "writes": [out], "storage_options": storage_options}
     try:
-        with working(cluster, is_silent(quiet, as_json), **there) as (executor, on_progress):
+        with (
+            working(cluster, is_silent(quiet, as_json), **there) as (executor, on_progress),
+            stoppable(lambda line: click.echo(line, err=True)) as asked,
+        ):
             from dswml.prediction import predict_dataset
+
+            def report(phase: str, done: int, total: int) -> None:
+                if asked():
+                    raise KeyboardInterrupt
+                if on_progress is not None:
+                    on_progress(phase, done, total)
 
             done = predict_dataset(
                 model,
@@ -111,7 +121,7 @@ def predict(
                 overwrite=overwrite,
                 block_bytes=block_bytes,
                 executor=executor,
-                on_progress=on_progress,
+                on_progress=report,
                 storage_options=storage_options,
             )
     except KeyboardInterrupt:
@@ -119,15 +129,20 @@ def predict(
             f"the prediction to {out} was interrupted: go on with the same command and --resume"
         ) from None
     click.echo(json.dumps(asdict(done)) if as_json else _prediction_line(done))
-    if not done.n_predicted:
+    if done.n_predicted == 0:
         click.echo("Warning: no label was predicted: lower --threshold, or use --top-k", err=True)
 
 
 def _prediction_line(done: Prediction) -> str:
+    if done.n_predicted is None:
+        return f"{done.url} is there already"
+    found, share = f"{done.n_predicted:,} labels ({done.rule})", f"{done.n_predicted / done.n_rows:.3g} a row"
+    if done.n_rows_before == done.n_rows:
+        return f"{done.url} is there: all {done.n_rows:,} rows had been predicted before, {found}, {share}"
     before = f" ({done.n_rows_before:,} of them before)" if done.n_rows_before else ""
     return (
-        f"Predicted {done.n_predicted:,} labels ({done.rule}) of {done.n_rows:,} rows{before}, "
-        f"{done.n_predicted / done.n_rows:.3g} a row, in {format_seconds(done.seconds)}: {done.url}"
+        f"Predicted {found} of {done.n_rows:,} rows{before}, {share}, in {format_seconds(done.seconds)}: "
+        f"{done.url}"
     )
 
 

@@ -227,17 +227,14 @@ def _run(job: dict[str, Any]) -> tuple[int, str | None]:
 
 def _call(job: dict[str, Any]) -> None:
     """Call the verb; at a later start, go on from where an earlier one came to."""
-    from .errors import StoreExistsError
-
     verb, parameters, begun = job["verb"], job["parameters"], job["begun"]
     if job["start"] > 1 and parameters.get("checkpoint") and (begun or job["own_checkpoint"]):
         parameters["resume"] = True
     # A start that got somewhere had found the place of the output free, or was to overwrite it: what is
     # there now is ours.
     if begun and verb == "predict":
-        with suppress(StoreExistsError):  # if it was finished, and nobody heard of it
-            return _invoke(verb, {**parameters, "resume": True, "overwrite": False}, job["scheduler"])
-    if begun and "overwrite" in parameters:
+        parameters |= {"resume": True, "overwrite": False}
+    elif begun and "overwrite" in parameters:
         parameters["overwrite"] = True
     return _invoke(verb, parameters, job["scheduler"])
 

@@ -30,7 +30,7 @@ from .errors import DataError, UsageError
 from .executor import Executor, InProcessExecutor
 from .matching import check_features
 from .model import Model, load_model
-from .prediction_output import Output, ZarrOutput
+from .prediction_output import Output, ZarrOutput, telling_of_full_disk
 from .prediction_text import CsvOutput, JsonLinesOutput, XmlRepoOutput
 from .progress import OnProgress, reporting
 from .scoring import Rule, choose_labels
@@ -63,10 +63,12 @@ class Prediction:
     url, format : str
     rule : str
         How labels were chosen.
-    n_rows, n_labels, n_predicted : int
-        Shape of the result, and number of its entries.
+    n_rows, n_labels : int
+        Shape of the result.
+    n_predicted : int or None
+        Number of its entries; None of text that was there already.
     n_rows_before : int
-        Rows that an earlier, interrupted call had predicted.
+        Rows that an earlier call had predicted.
     seconds : float
     """
 
@@ -75,7 +77,7 @@ class Prediction:
     rule: str
     n_rows: int
     n_labels: int
-    n_predicted: int
+    n_predicted: int | None
     n_rows_before: int
     seconds: float
 
@@ -119,11 +121,12 @@ def predict_dataset(
         always has them.
     format : {"zarr", "csv", "jsonl", "xmlrepo"}
         "zarr": a sparse matrix, rows x labels, in AnnData's ``csr_matrix`` encoding. "csv": lines of row,
-        label, score. "jsonl": an object a row. "xmlrepo": the sparse matrices of the Extreme
-        Classification Repository, label:score. Rows count from 0; csv and jsonl name the labels where the
-        model does, and have the best first; equal scores are ordered by label.
+        label, score. "jsonl": an object a row, with null for a score that is infinite. "xmlrepo": the sparse
+        matrices of the Extreme Classification Repository, label:score. Rows count from 0; csv and jsonl name
+        the labels where the model does, and have the best first; equal scores are ordered by label.
     resume : bool
-        Go on with a prediction that was interrupted; model, data and options must be the same.
+        Go on with a prediction that was interrupted; model, data and options must be the same. One that is
+        finished is left as it is, and so, with a warning, is text: it does not say what it is of.
     overwrite : bool
         Replace what is at `out`.
     block_bytes : int
@@ -157,7 +160,9 @@ def predict_dataset(
         raise UsageError(f"the format {format!r} is not known: it is one of {', '.join(OUTPUTS)}")
     if overwrite and resume:
         raise UsageError("overwrite and resume exclude each other: start over, or go on")
+    read: list[str] = []
     if not isinstance(model, Model):
+        read.append(os.fspath(model))
         model = load_model(model, storage_options=storage_options)
     rule = model.chosen_rule(threshold, top_k)
     if isinstance(X, str | os.PathLike):
@@ -172,6 +177,7 @@ def predict_dataset(
         scores=scores or format != "zarr",
         storage_options=dict(storage_options or {}),
     )
+    output.check_place(*read, data.url)
     with ExitStack() as stack:
         if executor is None:
             # Other processes cannot write to the memory of this one.
@@ -180,12 +186,13 @@ def predict_dataset(
         data.check(executor)
         check_room(data.block_nbytes, executor)
         request = _request(model, data, rule, output.scores, format)
+        stack.enter_context(telling_of_full_disk(output.url))
         staging = output.begin(request, str(rule), resume=resume, overwrite=overwrite)
-        assembled = staging.group.attrs.get("assembled")
-        if isinstance(assembled, int):
-            before, nnz = data.n_rows, assembled
-        else:
-            done, undone = staging.parts(data.blocks)
+        assembled = output.count() if staging is None else staging.group.attrs.get("assembled")
+        before, nnz = data.n_rows, assembled if isinstance(assembled, int) else None
+        if staging is not None and nnz is None:
+            checking = reporting(executor, "checking", on_progress)
+            done, undone = staging.sound_parts(data.blocks, output.part_names, checking)
             before = sum(part.stop - part.start for part in done)
             light = replace(model, history=(), feature_names=None, label_counts=None, label_names=None)
             job = _Job(data, light, rule, normalized, output, staging)
@@ -193,7 +200,8 @@ def predict_dataset(
             parts = _all_parts(staging, data.blocks)
             nnz = sum(part.nnz for part in parts)
             output.assemble(staging, parts, executor, on_progress)
-        output.complete(staging)
+        if staging is not None:
+            output.complete(staging)
     return Prediction(
         url=output.url,
         format=format,
@@ -248,7 +256,8 @@ def _predict_block(block: RowBlock, job: _Job) -> None:
         nnz, stop = sum(found.nnz for found in held), block.start + rows.stop
         if nnz >= PART_ENTRIES or stop == block.stop:
             together = held[0] if len(held) == 1 else sp.vstack(held, format="csr")
-            job.staging.keep(Part(start, stop, nnz), job.output.encode(together, start))
+            with telling_of_full_disk(job.output.url):
+                job.staging.keep(Part(start, stop, nnz), job.output.encode(together, start))
             held, start = [], stop
 
 

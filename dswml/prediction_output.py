@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from .errors import DataError, StoreExistsError
+from .csr import member_array
+from .errors import DataError, DswmlError, StoreExistsError
 from .executor import Executor
 from .format import fill_value
 from .layout import ArrayLayout, index_dtype, plan_layout
@@ -26,12 +29,13 @@ from .storage import (
     filesystem,
     missing_chunks,
     open_group,
+    overlap,
     remove_store,
     store_exists,
     write_names,
 )
 
-__all__ = ["PREDICTION_FORMAT", "Output", "ZarrOutput"]
+__all__ = ["PREDICTION_FORMAT", "Output", "ZarrOutput", "is_half_removed", "telling_of_full_disk"]
 
 Array = npt.NDArray[Any]
 
@@ -66,6 +70,11 @@ class Output(ABC):
     def staging_url(self) -> str:
         """Place of the parts until all are there."""
 
+    @property
+    @abstractmethod
+    def part_names(self) -> tuple[str, ...]:
+        """What is put aside for every part."""
+
     @abstractmethod
     def encode(self, rows: Any, first_row: int) -> dict[str, Array]:
         """Return rows of labels (CSR of scores or ones, sorted by label) as they are put aside."""
@@ -80,15 +89,43 @@ class Output(ABC):
     def complete(self, staging: Staging) -> None:
         """Remove the parts and mark the result as complete."""
 
-    @abstractmethod
     def remove(self) -> None:
         """Remove the result and its parts, if they are there."""
+        remove_store(self.staging_url, self.storage_options)
 
-    def begin(self, request: Mapping[str, Any], rule: str, *, resume: bool, overwrite: bool) -> Staging:
-        """Return where parts are put aside, new or, if that is asked for, of an interrupted prediction."""
-        if overwrite:
-            self.remove()
+    def check_place(self, *read: str | None) -> None:
+        """Refuse a place where the result would damage what it is made from."""
+        for place in read:
+            for own in (self.url, self.staging_url):
+                if place is not None and overlap(own, place, self.storage_options):
+                    raise StoreExistsError(
+                        f"{own} is in, above or at {place}, which is read: choose another place"
+                    )
+
+    @abstractmethod
+    def is_finished(self, begun: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+        """Tell whether the result is there, by the attributes of the store of the parts if need be."""
+
+    @abstractmethod
+    def count(self) -> int | None:
+        """Return the number of entries of the result that is there, if it is known."""
+
+    def begin(
+        self, request: Mapping[str, Any], rule: str, *, resume: bool, overwrite: bool
+    ) -> Staging | None:
+        """Return where parts are put aside, new or, if that is asked for, of an interrupted prediction.
+
+        None if that one is finished.
+        """
         attrs = self._begun()
+        if overwrite:
+            ours = attrs.get("format") == PREDICTION_FORMAT or is_half_removed(attrs)
+            if not ours and store_exists(self.staging_url, self.storage_options):
+                raise StoreExistsError(
+                    f"{self.staging_url} is not a prediction: it is not overwritten; choose another place"
+                )
+            self.remove()
+            attrs = {}
         interrupted = attrs.get("format") == PREDICTION_FORMAT and attrs.get("complete") is False
         if interrupted and not resume:
             raise StoreExistsError(
@@ -99,6 +136,8 @@ class Output(ABC):
             staging = Staging(self.staging_url, self.storage_options)
             staging.check_request(request)
             return staging
+        if resume and self.is_finished(attrs, request):
+            return None
         for url in (self.url, self.staging_url):
             if store_exists(url, self.storage_options):
                 what = "exists and is no interrupted prediction" if resume else "exists"
@@ -121,6 +160,25 @@ class Output(ABC):
         return dict(open_group(self.staging_url, "r", self.storage_options).attrs)
 
 
+@contextmanager
+def telling_of_full_disk(url: str) -> Iterator[None]:
+    """Say of a full disk where room is needed; an executor would take it for a worker's own."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise DswmlError(
+            f"the prediction to {url} stopped ({error.strerror}): make room there, and go on with the same "
+            "command and --resume (resume=True)"
+        ) from error
+
+
+def is_half_removed(attrs: Mapping[str, Any]) -> bool:
+    """Tell whether these are the attributes of a store whose removal was interrupted."""
+    return attrs.get("complete") is False and "format" not in attrs
+
+
 @dataclass(frozen=True)
 class ZarrOutput(Output):
     """A sparse matrix, rows x labels, in AnnData's ``csr_matrix`` encoding, of scores or of ones."""
@@ -129,12 +187,17 @@ class ZarrOutput(Output):
     def staging_url(self) -> str:
         return self.url
 
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        return ("indptr", "indices", "data") if self.scores else ("indptr", "indices")
+
     def encode(self, rows: Any, first_row: int) -> dict[str, Array]:
         parts = {
             "indptr": rows.indptr.astype(np.int64),
             "indices": rows.indices.astype(index_dtype(self.n_labels)),
+            "data": rows.data,
         }
-        return {**parts, "data": rows.data} if self.scores else parts
+        return {name: parts[name] for name in self.part_names}
 
     def assemble(
         self, staging: Staging, parts: Sequence[Part], executor: Executor, on_progress: OnProgress | None
@@ -183,8 +246,12 @@ class ZarrOutput(Output):
         shape = [self.n_rows, self.n_labels]
         group.attrs.put({**attributes, **encoding, "shape": shape, "complete": True})
 
-    def remove(self) -> None:
-        remove_store(self.url, self.storage_options)
+    def is_finished(self, begun: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+        ours = begun.get("format") == PREDICTION_FORMAT and begun.get("complete") is True
+        return ours and begun.get("request") == request
+
+    def count(self) -> int:
+        return member_array(open_group(self.url, "r", self.storage_options), "indices", self.url).shape[0]
 
 
 @dataclass(frozen=True)
@@ -213,7 +280,8 @@ def _assemble_part(index: int, job: _Assembly) -> None:
 
         def write_unit(start: int, *values: Array) -> None:
             for array, value in zip(arrays, values, strict=True):
-                array[start : start + len(value)] = value
+                with telling_of_full_disk(job.staging.url):
+                    array[start : start + len(value)] = value
 
         return write_unit
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+import warnings
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -16,10 +18,10 @@ import numpy.typing as npt
 
 from .errors import StoreExistsError
 from .executor import Executor
-from .prediction_output import Output
+from .prediction_output import Output, is_half_removed
 from .progress import OnProgress
 from .staging import Part, Staging
-from .storage import filesystem, remove_store
+from .storage import filesystem, remove_store, store_exists
 
 __all__ = ["CsvOutput", "JsonLinesOutput", "TextOutput", "XmlRepoOutput"]
 
@@ -38,6 +40,10 @@ class TextOutput(Output):
     @property
     def staging_url(self) -> str:
         return f"{self.url}.partial"
+
+    @property
+    def part_names(self) -> tuple[str, ...]:
+        return ("text",)
 
     @property
     @abstractmethod
@@ -76,13 +82,37 @@ class TextOutput(Output):
     def complete(self, staging: Staging) -> None:
         remove_store(self.staging_url, self.storage_options)
 
+    def is_finished(self, begun: Mapping[str, Any], request: Mapping[str, Any]) -> bool:
+        left = store_exists(self.staging_url, self.storage_options)
+        fs, path = filesystem(self.url, self.storage_options)
+        if not fs.isfile(path) or (left and not is_half_removed(begun)):
+            return False
+        remove_store(self.staging_url, self.storage_options)
+        # A removal that was interrupted at its end leaves an empty folder.
+        fs, path = filesystem(self.staging_url, self.storage_options)
+        if fs.isdir(path):
+            fs.rmdir(path)
+        warnings.warn(
+            f"{self.url} is there already, and text does not say of which model, data and options it is: if "
+            "of others, replace it with --overwrite (overwrite=True)",
+            stacklevel=2,
+        )
+        return True
+
+    def count(self) -> None:
+        return None
+
     def remove(self) -> None:
         fs, path = filesystem(self.url, self.storage_options)
         if fs.exists(path):
-            if not fs.isfile(path):
-                raise StoreExistsError(f"{self.url} is a folder: it is not replaced by text; name a file")
             fs.rm_file(path)
-        remove_store(self.staging_url, self.storage_options)
+        super().remove()
+
+    def check_place(self, *read: str | None) -> None:
+        super().check_place(*read)
+        fs, path = filesystem(self.url, self.storage_options)
+        if fs.isdir(path):
+            raise StoreExistsError(f"{self.url} is a folder: it is not replaced by text; name a file")
 
     def named(self, label: int) -> str | int:
         """Return the name of a label, or its number where labels have no names."""
@@ -109,7 +139,7 @@ class CsvOutput(TextOutput):
 
 @dataclass(frozen=True)
 class JsonLinesOutput(TextOutput):
-    """A JSON object for every row: its number, and its labels with their scores."""
+    """A JSON object for every row: its number, and its labels with their scores, null where infinite."""
 
     @property
     def header(self) -> str:
@@ -121,7 +151,10 @@ class JsonLinesOutput(TextOutput):
                 {
                     "row": row,
                     "labels": [
-                        {"label": self.named(label), "score": float(_shown(score))}
+                        {
+                            "label": self.named(label),
+                            "score": float(_shown(score)) if math.isfinite(score) else None,
+                        }
                         for label, score in zip(labels, scores, strict=True)
                     ],
                 },

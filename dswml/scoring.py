@@ -74,7 +74,9 @@ class Rule:
     def checked(self, n_labels: int) -> Rule:
         """Return the rule, if it suits so many labels."""
         if self.top_k is not None and self.top_k > n_labels:
-            raise UsageError(f"k must be between 1 and the number of labels, {n_labels}; got {self.top_k!r}")
+            raise UsageError(
+                f"top_k (--top-k) must be between 1 and the number of labels, {n_labels}; got {self.top_k!r}"
+            )
         if isinstance(self.threshold, np.ndarray):
             if self.threshold.shape != (n_labels,):
                 raise UsageError(

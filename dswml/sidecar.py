@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zlib
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -17,6 +18,7 @@ from dswml.errors import DataError, telling
 __all__ = ["Sidecar"]
 
 _FOLDER = "_progress"
+_CHECKSUM_BYTES = 4
 
 
 class Sidecar:
@@ -26,10 +28,15 @@ class Sidecar:
     ----------
     group : zarr.Group
         The group, at the root of its store.
+    remedy : str
+        What a user is told to do where something in it is lost or damaged.
     """
 
-    def __init__(self, group: zarr.Group) -> None:
+    def __init__(
+        self, group: zarr.Group, remedy: str = "begin the store again with --overwrite (overwrite=True)"
+    ) -> None:
         self._store = group.store
+        self._remedy = remedy
         self._prototype = default_buffer_prototype()
 
     def mark(self, piece: str) -> None:
@@ -44,7 +51,7 @@ class Sidecar:
         """Put aside values of an array that begin at a place and fill no unit of it."""
         file = io.BytesIO()
         np.save(file, values, allow_pickle=False)
-        self._put(f"fragments/{quote(name, safe='')}/{first}", file.getvalue())
+        self._put(f"fragments/{quote(name, safe='')}/{first}", file.getvalue() + _checksum(file.getvalue()))
 
     def kept(self) -> list[tuple[str, int]]:
         """Return array and place of all that was put aside, in order."""
@@ -52,13 +59,17 @@ class Sidecar:
         return sorted((unquote(name), int(first)) for name, first in keys)
 
     def load(self, name: str, first: int) -> NDArray[Any]:
-        """Return values that were put aside."""
+        """Return values that were put aside, if they are as they were."""
         key = f"{_FOLDER}/fragments/{quote(name, safe='')}/{first}"
         value = sync(self._store.get(key, self._prototype))
         if value is None:
-            raise DataError(f"{key} is missing from {self._store}: begin the store again")
-        with telling(f"{key} in {self._store} is damaged: begin the store again"):
-            values: NDArray[Any] = np.load(io.BytesIO(value.to_bytes()), allow_pickle=False)
+            raise DataError(f"{key} is missing from {self._store}: {self._remedy}")
+        content = value.to_bytes()
+        content, checksum = content[:-_CHECKSUM_BYTES], content[-_CHECKSUM_BYTES:]
+        if checksum != _checksum(content):
+            raise DataError(f"{key} in {self._store} is damaged: {self._remedy}")
+        with telling(f"{key} in {self._store} is damaged: {self._remedy}"):
+            values: NDArray[Any] = np.load(io.BytesIO(content), allow_pickle=False)
         return values
 
     def clear(self) -> None:
@@ -77,3 +88,7 @@ class Sidecar:
 
         # A process killed while it wrote a local file leaves the file under a temporary name.
         return [key for key in sync(listed()) if not key.endswith(".partial")]
+
+
+def _checksum(content: bytes) -> bytes:
+    return zlib.crc32(content).to_bytes(_CHECKSUM_BYTES, "little")

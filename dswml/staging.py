@@ -1,13 +1,15 @@
 """Parts of a long result, put aside in a store until all are there, so that work resumes where it stopped.
 
 A task stages what it has found about some rows and then marks it; the marks are the record of what
-is done. What the result is of is written beside them, so that only the same work goes on with it.
+is done. What the result is of is written beside them, so that only the same work goes on with it. Whoever
+goes on reads all parts first, and those that are lost or damaged since are not done.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+import warnings
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -16,7 +18,8 @@ import numpy.typing as npt
 import zarr
 
 from .blocks import RowBlock
-from .errors import StoreExistsError
+from .errors import DataError, StoreExistsError
+from .executor import Executor
 from .sidecar import Sidecar
 from .storage import open_group
 
@@ -85,7 +88,7 @@ class Staging:
 
     @cached_property
     def _sidecar(self) -> Sidecar:
-        return Sidecar(self.group)
+        return Sidecar(self.group, "run the same command again with --resume (resume=True)")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.url, dict(self.storage_options))
@@ -93,7 +96,7 @@ class Staging:
     def check_request(self, request: Mapping[str, Any]) -> None:
         """Refuse to go on with a result of something else, and name the difference."""
         before: Any = self.group.attrs.get("request")
-        check_same(self.url, before, request)
+        check_same(self.url, before if isinstance(before, dict) else {}, request)
 
     def keep(self, part: Part, values: Mapping[str, Array]) -> None:
         """Put a part aside, and mark it when all of it is there."""
@@ -105,11 +108,31 @@ class Staging:
         """Return what was put aside."""
         return self._sidecar.load(name, part.start)
 
-    def parts(self, blocks: Iterable[RowBlock]) -> tuple[list[Part], list[RowBlock]]:
+    def sound_parts(
+        self, blocks: Sequence[RowBlock], names: Sequence[str], executor: Executor
+    ) -> tuple[list[Part], list[RowBlock]]:
+        """Return what `parts` does, after a look at what has these names in every part."""
+        done, undone = self.parts(blocks)
+        if not done:
+            return done, undone
+        sound = executor.map(_is_sound, done, (self, tuple(names)))
+        damaged = [part for part, is_sound in zip(done, sound, strict=True) if not is_sound]
+        if not damaged:
+            return done, undone
+        warnings.warn(
+            f"{len(damaged)} of {len(done)} parts in {self.url} are lost or damaged, the first of rows "
+            f"{damaged[0].start} to {damaged[0].stop}: they are made again",
+            stacklevel=2,
+        )
+        return self.parts(blocks, set(damaged))
+
+    def parts(
+        self, blocks: Sequence[RowBlock], damaged: Container[Part] = ()
+    ) -> tuple[list[Part], list[RowBlock]]:
         """Return the parts of the row blocks that are done, in order, and the blocks that are not."""
         # An object store may list a folder that was emptied as if it were a mark in it.
         marks = (mark for mark in self._sidecar.marks() if _MARK.fullmatch(mark))
-        marked = {part.start: part for part in map(Part.of_mark, marks)}
+        marked = {part.start: part for part in map(Part.of_mark, marks) if part not in damaged}
         done: list[Part] = []
         undone: list[RowBlock] = []
         for block in blocks:
@@ -126,6 +149,16 @@ class Staging:
     def clear(self) -> None:
         """Remove all parts."""
         self._sidecar.clear()
+
+
+def _is_sound(part: Part, of: tuple[Staging, Sequence[str]]) -> bool:
+    staging, names = of
+    try:
+        for name in names:
+            staging.load(name, part)
+    except DataError:
+        return False
+    return True
 
 
 def check_same(place: str, before: Mapping[str, Any], request: Mapping[str, Any]) -> None:

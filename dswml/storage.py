@@ -7,6 +7,7 @@ import itertools
 import json
 import math
 import os
+import posixpath
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +16,7 @@ import fsspec
 import fsspec.core
 import numpy as np
 import zarr
+from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 from zarr.abc.store import ByteRequest, RangeByteRequest, Store, SuffixByteRequest
 from zarr.codecs import BloscCodec, Crc32cCodec
@@ -38,6 +40,7 @@ __all__ = [
     "open_group",
     "open_node",
     "options_key",
+    "overlap",
     "parse_options",
     "read_array",
     "read_names",
@@ -143,6 +146,25 @@ def filesystem(url: str, storage_options: StorageOptions | None = None) -> tuple
             f"cannot open {url}: {error} (for s3:// install the extra: pip install 'dswml[s3]')"
         ) from error
     return fs, path
+
+
+def overlap(one: str, other: str, storage_options: StorageOptions | None = None) -> bool:
+    """Tell whether two places are the same or one is inside the other, whatever links lead there.
+
+    Examples
+    --------
+    >>> overlap("memory://a.zarr/X", "memory://a.zarr"), overlap("memory://a.zarr", "memory://a.zarr.csv")
+    (True, False)
+    """
+    (fs, path), (other_fs, other_path) = (_place(url, storage_options) for url in (one, other))
+    return fs is other_fs and (path.startswith(other_path) or other_path.startswith(path))
+
+
+def _place(url: str, storage_options: StorageOptions | None) -> tuple[type, str]:
+    """Return the kind of file system and the true path in it, with a slash at its end."""
+    fs, path = filesystem(url.rpartition("::")[2], storage_options)
+    path = os.path.realpath(path) if isinstance(fs, LocalFileSystem) else posixpath.normpath(path)
+    return type(fs), path.rstrip("/") + "/"
 
 
 def _zarr_store(url: str, storage_options: StorageOptions | None, *, read_only: bool) -> Store:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -270,18 +269,6 @@ def test_the_estimator_goes_on_from_a_checkpoint(tmp_path: Path) -> None:
     assert clf.n_passes_ == whole.n_passes_
     with pytest.raises(UsageError, match=r"'checkpoint' parameter .* must be a Checkpoints or None"):
         clf.set_params(checkpoint="run").fit(x, y)
-
-
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    place = tmp_path / "tiny"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)]
-    mounted = subprocess.run(command, capture_output=True, check=False)
-    if mounted.returncode:
-        pytest.skip(f"no small file system can be mounted here: {mounted.stderr.decode().strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
 
 
 def test_a_full_disk_is_a_warning_and_the_checkpoint_before_is_kept(

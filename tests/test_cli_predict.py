@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -90,7 +91,11 @@ def test_predicting_nothing_is_told(place: Path, tmp_path: Path) -> None:
     ("options", "code", "sentence"),
     [
         (["--top-k", "3", "--threshold", "0.5"], 2, "exclude each other"),
-        (["--top-k", str(L + 1)], 2, f"between 1 and the number of labels, {L}"),
+        (
+            ["--top-k", str(L + 1)],
+            2,
+            f"(--top-k) must be between 1 and the number of labels, {L}; got {L + 1}",
+        ),
         (["--resume", "--overwrite"], 2, "exclude each other"),
         (["--block-bytes", "many"], 2, "'many' is not a number of bytes"),
     ],
@@ -119,24 +124,64 @@ def test_predict_refuses_what_is_there_and_what_is_not(place: Path, tmp_path: Pa
     assert "is not a dswml model" in swapped.stderr
 
 
-def test_ctrl_c_keeps_what_is_done_for_resume(tmp_path: Path) -> None:
+@pytest.mark.parametrize("out", ["d.zarr", "m.zarr", "other.zarr"])
+def test_overwrite_deletes_nothing_but_predictions(place: Path, tmp_path: Path, out: str) -> None:
+    shutil.copytree(place, tmp_path, dirs_exist_ok=True)
+    make_store(tmp_path / "other.zarr", sparse=False)
+    before = contents(tmp_path)
+    told = dswml(
+        "predict", *(tmp_path / name for name in ("m.zarr", "d.zarr", out)), "--overwrite", "--top-k", "1"
+    )
+    assert told.exit_code == 2
+    assert "choose another place" in told.stderr
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_keeps_what_is_done_for_resume(number: signal.Signals, tmp_path: Path) -> None:
     slow_data(tmp_path / "d.zarr")
     tied_model().save(tmp_path / "m.zarr")
     places = (str(tmp_path / name) for name in ("m.zarr", "d.zarr", "out.zarr"))
-    command = (*places, "--block-bytes", "2000")
+    command = (*places, "--block-bytes", "2000", "--json")
     program = Path(sys.executable).parent / "dswml"
     process = subprocess.Popen([program, "predict", *command], stderr=subprocess.PIPE, text=True)
     marks = tmp_path / "out.zarr" / "_progress" / "done"
     while process.poll() is None and (not marks.is_dir() or len(list(marks.iterdir())) < 3):
         time.sleep(0.002)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(number)
     _, told = process.communicate(timeout=120)
     assert process.returncode == 5, told
+    assert "Stopping in good order" in told
     assert "go on with the same command and --resume" in told
     assert dswml("info", tmp_path / "out.zarr").exit_code == 3
-    resumed = dswml("predict", *command, "--resume", "--json")
+    resumed = dswml("predict", *command, "--resume")
     assert resumed.exit_code == 0, resumed.output
     assert json.loads(resumed.stdout)["n_rows_before"] > 0
+
+
+@pytest.mark.parametrize("form", ["zarr", "jsonl"])
+def test_the_same_command_again_ends_well(place: Path, tmp_path: Path, form: str) -> None:
+    out = tmp_path / "out"
+    command = (
+        "predict",
+        place / "m.zarr",
+        place / "d.zarr",
+        out,
+        "--top-k",
+        "2",
+        "--format",
+        form,
+        "--resume",
+    )
+    assert dswml(*command).exit_code == 0
+    before = contents(out)
+    again = dswml(*command)
+    assert again.exit_code == 0, again.output
+    there = f"{out} is there: all {N} rows had been predicted before, {2 * N} labels (the 2 best), 2 a row"
+    assert again.stdout.strip() == (there if form == "zarr" else f"{out} is there already")
+    assert ("text does not say of which model" in again.stderr) == (form == "jsonl")
+    assert json.loads(dswml(*command, "--json").stdout)["n_predicted"] == (2 * N if form == "zarr" else None)
+    assert contents(out) == before
 
 
 # evaluate

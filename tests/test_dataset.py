@@ -505,6 +505,23 @@ def killed_stores(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def test_damage_to_what_a_writer_put_aside_is_told(tmp_path: Path) -> None:
+    shape: dict[str, Any] = {"n_rows": 4, "n_features": 3, "n_labels": 3, "nnz_y": 4}
+    writer = DatasetWriter.create(tmp_path / "d.zarr", **shape, x_dtype="float64")
+    x, y = np.ones((4, 3)), sp.csr_array(np.eye(4, 3, dtype=np.uint8) + np.eye(4, 3, -3, dtype=np.uint8))
+    writer.write_rows(0, x[:2], y[:2], first_y=0)
+    writer.write_rows(2, x[2:], y[2:], first_y=2)
+    aside = tmp_path / "d.zarr" / "_progress" / "fragments" / "X" / "2"
+    content = aside.read_bytes()
+    aside.write_bytes(content[:-9] + bytes([content[-9] ^ 1]) + content[-8:])
+    with pytest.raises(
+        DataError, match=r"X/2 in .*d\.zarr is damaged: begin the store again with --overwrite"
+    ):
+        writer.finish(k_hat=1, label_counts=[2, 1, 1])
+    aside.write_bytes(content)
+    np.testing.assert_array_equal(writer.finish(k_hat=1, label_counts=[2, 1, 1]).read_x(0, 4), x)
+
+
 class TestInterruption:
     """The writing process is really killed."""
 

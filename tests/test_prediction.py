@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -40,9 +41,9 @@ from prediction_cases import (
     tied_model,
 )
 
-from dswml import Model, open_dataset, predict_dataset, prediction, prediction_output, scoring
+from dswml import Model, create_dataset, open_dataset, predict_dataset, prediction, prediction_output, scoring
 from dswml.dask_executor import DaskExecutor
-from dswml.errors import DataError, StoreExistsError, UsageError
+from dswml.errors import DataError, DswmlError, StoreExistsError, UsageError
 from dswml.executor import InProcessExecutor
 from dswml.layout import Layout, plan_layout
 from dswml.prediction_output import Output, ZarrOutput
@@ -87,6 +88,11 @@ def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scoring, "TILE_LABELS", 7)
     monkeypatch.setattr(prediction, "PART_ENTRIES", 30)
     monkeypatch.setattr(prediction_output, "plan_layout", small_chunks)
+
+
+def make_dataset(place: Path) -> Path:
+    create_dataset(place, X, Y)
+    return place
 
 
 def expected_labels(model: Model, threshold: Any = None, top_k: int | None = None) -> Array:
@@ -198,6 +204,18 @@ def test_json_lines_have_an_object_for_every_row(
     ]
     assert found == expected
     assert any(not row["labels"] for row in found)
+
+
+def test_an_infinite_score_is_null_in_json(tmp_path: Path) -> None:
+    model = Model(u=np.ones((1, 1)), m=np.array([[np.inf, -np.inf, 1.0]]), p0=0.1)
+    predict_dataset(model, np.ones((1, 1)), tmp_path / "out.jsonl", format="jsonl", top_k=3)
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    (line,) = (tmp_path / "out.jsonl").read_text().splitlines()
+    found = json.loads(line, parse_constant=refuse)["labels"]
+    assert [(each["label"], each["score"]) for each in found] == [(0, None), (2, 1.0), (1, None)]
 
 
 def test_the_repository_format_is_a_matrix_by_lines(
@@ -411,10 +429,90 @@ def test_only_the_same_model_and_data_are_resumed(data: Dataset, begun: Path, tm
     assert predict_dataset(tied_model(), data, begun, threshold=0.375, resume=True).n_rows_before == N
 
 
-def test_a_lost_part_is_told(data: Dataset, begun: Path) -> None:
-    shutil.rmtree(begun / "_progress" / "fragments" / "indices")
-    with pytest.raises(DataError, match="is missing from"):
-        predict_dataset(tied_model(), data, begun, threshold=0.375, resume=True)
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+@pytest.mark.parametrize("form", ["zarr", "csv"])
+@pytest.mark.parametrize("damage", [flip, cut, empty, Path.unlink])
+def test_a_part_that_is_lost_or_damaged_is_made_again(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, damage: Callable[[Path], None]
+) -> None:
+    monkeypatch.setattr(prediction, "PART_ENTRIES", 30)
+    monkeypatch.setattr(scoring, "TILE_ENTRIES", 60)
+    monkeypatch.setattr(prediction, "current_executor", lambda data: InProcessExecutor(2))
+    predict_dataset(tied_model(), data, tmp_path / "whole", format=form, scores=True)
+    staged = tmp_path / ("out" if form == "zarr" else "out.partial")
+
+    def interrupted(*_: Any) -> None:
+        raise Interrupted
+
+    for name in ("indptr", "indices", "data") if form == "zarr" else ("text",):
+        with monkeypatch.context() as patch:
+            patch.setattr(prediction.OUTPUTS[form], "assemble", interrupted)
+            with pytest.raises(Interrupted):
+                predict_dataset(tied_model(), data, tmp_path / "out", format=form, scores=True)
+        parts = sorted(path for path in (staged / "_progress" / "fragments" / name).iterdir())
+        assert len(parts) > len(data.blocks)
+        damage(parts[1])
+        with pytest.warns(UserWarning, match=rf"1 of {len(parts)} parts in {staged} are lost or damaged"):
+            done = predict_dataset(
+                tied_model(), data, tmp_path / "out", format=form, scores=True, resume=True
+            )
+        assert 0 < done.n_rows_before < N
+        assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+        (shutil.rmtree if form == "zarr" else Path.unlink)(tmp_path / "out")
+
+
+def test_a_part_that_is_damaged_after_it_was_looked_at_is_told(
+    data: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damage(phase: str, done: int, total: int) -> None:
+        if (phase, done) == ("writing", 0):
+            flip(tmp_path / "out" / "_progress" / "fragments" / "indices" / "0")
+
+    with pytest.raises(
+        DataError, match=r"indices/0 in .* is damaged: run the same command again with --resume"
+    ):
+        predict_dataset(tied_model(), data, tmp_path / "out", on_progress=damage)
+    with pytest.warns(UserWarning, match="the first of rows 0 to"):
+        predict_dataset(tied_model(), data, tmp_path / "out", resume=True)
+    predict_dataset(tied_model(), data, tmp_path / "whole")
+    assert contents(tmp_path / "out") == contents(tmp_path / "whole")
+
+
+@pytest.mark.parametrize("form", ["zarr", "csv"])
+def test_a_full_disk_is_told_with_the_way_on(tmp_path: Path, tiny_disk: Path, form: str) -> None:
+    (tiny_disk / "filler").write_bytes(bytes(1_800_000))
+    slow_data(tmp_path / "d.zarr")
+    data, out = open_dataset(tmp_path / "d.zarr", block_bytes=BLOCK_BYTES), tiny_disk / "out"
+    with pytest.raises(DswmlError, match=rf"{out} stopped \(No space left on device\): make room .*--resume"):
+        predict_dataset(tied_model(), data, out, format=form, scores=True)
+    (tiny_disk / "filler").unlink()
+    assert predict_dataset(tied_model(), data, out, format=form, scores=True, resume=True).n_rows_before > 0
+    predict_dataset(tied_model(), data, tmp_path / "whole", format=form, scores=True)
+    assert contents(out) == contents(tmp_path / "whole")
+
+
+def test_a_full_disk_is_told_of_where_workers_write(
+    tmp_path: Path, tiny_disk: Path, dask_client: Client
+) -> None:
+    (tiny_disk / "filler").write_bytes(bytes(1_800_000))
+    slow_data(tmp_path / "d.zarr")
+    data, out = open_dataset(tmp_path / "d.zarr", block_bytes=BLOCK_BYTES), tiny_disk / "out"
+    with DaskExecutor(dask_client) as executor, pytest.raises(DswmlError, match=f"{out} stopped") as told:
+        predict_dataset(tied_model(), data, out, scores=True, executor=executor)
+    assert told.value.exit_code == 1
 
 
 # What is there already.
@@ -425,13 +523,60 @@ def test_what_is_there_is_kept_unless_it_is_to_be_replaced(data: Dataset, tmp_pa
     out = tmp_path / "out"
     predict_dataset(tied_model(), data, out, format=form, top_k=1)
     before = contents(out)
-    for resume in (False, True):
-        with pytest.raises(StoreExistsError, match=r"out exists.*--overwrite"):
-            predict_dataset(tied_model(), data, out, format=form, top_k=2, resume=resume)
+    with pytest.raises(StoreExistsError, match=r"out exists.*--overwrite"):
+        predict_dataset(tied_model(), data, out, format=form, top_k=2)
+    if form == "zarr":
+        with pytest.raises(StoreExistsError, match=r"out exists and is no interrupted.*--overwrite"):
+            predict_dataset(tied_model(), data, out, top_k=2, resume=True)
     assert contents(out) == before
     done = predict_dataset(tied_model(), data, out, format=form, top_k=2, overwrite=True)
     assert done.n_predicted == 2 * N
     assert contents(out) != before
+
+
+def test_a_store_that_is_finished_is_left_as_it_is_by_resume(data: Dataset, tmp_path: Path) -> None:
+    whole = predict_dataset(tied_model(), data, tmp_path / "out", top_k=2)
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")}
+    again = predict_dataset(tied_model(), data, tmp_path / "out", top_k=2, resume=True)
+    assert (again.n_predicted, again.n_rows_before) == (whole.n_predicted, N)
+    assert {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*")} == before
+
+
+@pytest.mark.parametrize("left", ["nothing", "an empty folder", "a half-removed store"])
+def test_text_that_is_there_is_left_as_it_is_by_resume(data: Dataset, tmp_path: Path, left: str) -> None:
+    predict_dataset(tied_model(), data, tmp_path / "out", format="csv")
+    before = contents(tmp_path)
+    if left != "nothing":
+        (tmp_path / "out.partial").mkdir()
+    if left == "a half-removed store":
+        zarr.create_group(str(tmp_path / "out.partial"), attributes={"complete": False})
+    with pytest.warns(
+        UserWarning, match=r"out is there already, and text does not say of which .*--overwrite"
+    ):
+        again = predict_dataset(tied_model(), data, tmp_path / "out", format="csv", resume=True)
+    assert (again.n_predicted, again.n_rows_before) == (None, N)
+    assert contents(tmp_path) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_what_is_beside_text_and_not_ours_stays(data: Dataset, tmp_path: Path) -> None:
+    predict_dataset(tied_model(), data, tmp_path / "out", format="csv")
+    predict_dataset(tied_model(), data, tmp_path / "out.partial")
+    before = contents(tmp_path)
+    with pytest.raises(StoreExistsError, match="out exists and is no interrupted prediction"):
+        predict_dataset(tied_model(), data, tmp_path / "out", format="csv", resume=True)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("form", ["csv", "jsonl", "xmlrepo"])
+def test_text_is_never_written_into_a_folder(data: Dataset, tmp_path: Path, form: str) -> None:
+    (tmp_path / "out").mkdir()
+    for overwrite in (False, True):
+        with pytest.raises(
+            StoreExistsError, match="out is a folder: it is not replaced by text; name a file"
+        ):
+            predict_dataset(tied_model(), data, tmp_path / "out", format=form, overwrite=overwrite)
+    assert [path.name for path in tmp_path.rglob("*")] == ["out"]
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -439,11 +584,71 @@ def test_what_is_no_prediction_is_never_deleted(data: Dataset, tmp_path: Path, f
     folder = tmp_path / "mine"
     folder.mkdir()
     (folder / "thesis.tex").write_text("...")
-    with pytest.raises(StoreExistsError, match="mine exists"):
+    with pytest.raises(StoreExistsError, match=r"mine (exists|is a folder)"):
         predict_dataset(tied_model(), data, folder, format=form)
-    with pytest.raises(StoreExistsError, match=r"mine (exists and is not a Zarr store|is a folder)"):
+    with pytest.raises(StoreExistsError, match=r"mine (is not a prediction|is a folder)"):
         predict_dataset(tied_model(), data, folder, format=form, overwrite=True)
     assert (folder / "thesis.tex").read_text() == "..."
+    beside = tmp_path / ("theirs" if form == "zarr" else "theirs.partial")
+    before = contents(make_dataset(beside))
+    with pytest.raises(StoreExistsError, match=f"{beside} is not a prediction: it is not overwritten"):
+        predict_dataset(tied_model(), data, tmp_path / "theirs", format=form, overwrite=True)
+    assert contents(beside) == before
+
+
+@pytest.mark.parametrize("form", ["zarr", "csv"])
+def test_a_removal_that_was_interrupted_is_finished(data: Dataset, tmp_path: Path, form: str) -> None:
+    out, staged = tmp_path / "out", tmp_path / ("out" if form == "zarr" else "out.partial")
+    zarr.create_group(str(staged), attributes={"complete": False})
+    (staged / "left").write_text("...")
+    for resume in (False, True):
+        with pytest.raises(StoreExistsError, match=r"out.* exists.*--overwrite"):
+            predict_dataset(tied_model(), data, out, format=form, resume=resume)
+    predict_dataset(tied_model(), data, out, format=form, overwrite=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("overwrite", [False, True], ids=["new", "overwrite"])
+@pytest.mark.parametrize(
+    "out",
+    ["m.zarr", "d.zarr", "d.zarr/X", "d.zarr/new", ".", "link", "link/new", "m.zarr/../d.zarr/new", "a"],
+)
+def test_what_is_read_is_never_written_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str, overwrite: bool, out: str
+) -> None:
+    tied_model().save(tmp_path / "m.zarr")
+    make_dataset(tmp_path / "d.zarr")
+    (tmp_path / "link").symlink_to(tmp_path / "d.zarr")
+    if out == "a":  # the parts of text are beside it
+        if form == "zarr":
+            return
+        (tmp_path / "d.zarr").rename(tmp_path / "a.partial")
+    monkeypatch.chdir(tmp_path)
+    before, store = contents(tmp_path), "a.partial" if out == "a" else "d.zarr"
+    for place in (out, tmp_path / out, f"file://{tmp_path}/{out}", f"local://{tmp_path}/{out}"):
+        with pytest.raises(StoreExistsError, match=r"is in, above or at .*, which is read"):
+            predict_dataset("m.zarr", store, place, format=form, overwrite=overwrite)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.parametrize("out", ["", "/m.zarr", "/d.zarr", "/d.zarr/X/indices", "//d.zarr/"])
+def test_what_is_read_from_an_object_store_is_never_written_to(out: str) -> None:
+    fs = fsspec.filesystem("memory")
+    tied_model().save("memory://read/m.zarr")
+    create_dataset("memory://read/d.zarr", X, Y)
+    before = {name: fs.cat(name) for name in fs.find("/read")}
+    for form in FORMATS:
+        with pytest.raises(StoreExistsError, match=r"is in, above or at .*, which is read"):
+            predict_dataset(
+                "memory://read/m.zarr",
+                "memory://read/d.zarr",
+                f"memory://read{out}",
+                format=form,
+                overwrite=True,
+            )
+    assert {name: fs.cat(name) for name in fs.find("/read")} == before
+    fs.rm("/read", recursive=True)
 
 
 def test_resuming_nothing_begins(data: Dataset, tmp_path: Path) -> None:
