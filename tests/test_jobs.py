@@ -274,8 +274,8 @@ def test_a_driver_that_was_replaced_is_told_to_end(board: JobBoard) -> None:
     second = board.answer("start", job="a", worker="two")
     assert (first["start"], second["start"]) == (1, 2)
     assert board.answer("post", job="a", start=1, lines=[], figures=None)["asked"] == "kill"
-    assert board.answer("post", job="a", start=2, lines=[], figures=None)["mine"]
-    assert not board.answer("finish", job="a", start=1, exit_code=0, error=None, result="{}")["mine"]
+    assert board.answer("post", job="a", start=2, lines=[], figures=None)["asked"] is None
+    board.answer("finish", job="a", start=1, exit_code=0, error=None, result="{}")
     assert board.answer("show", job="a")["job"]["state"] == "running"
 
 
