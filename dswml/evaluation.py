@@ -372,7 +372,7 @@ def _propensities(
     a, b = parameters
     if source is None:
         n_rows = model.info.get("data", {}).get("n_rows")
-        if model.label_counts is None or not isinstance(n_rows, int) or n_rows < 3:
+        if model.label_counts is None or not isinstance(n_rows, int) or not 3 <= n_rows < 2**63:
             return None, None
         counts, place = model.label_counts, "the model"
     else:

@@ -146,6 +146,9 @@ def _read_fields(group: zarr.Group, place: str) -> dict[str, Any]:
     if top_k is not None and not (isinstance(top_k, int) and 1 <= top_k <= n_labels):
         raise DataError(f"attribute top_k of the model {place} is {top_k!r} where a number of labels must be")
     info = attrs.get("info")
+    info = info if isinstance(info, dict) else {}
+    if not isinstance(info.get("data", {}), dict):
+        raise DataError(f"the model {place} tells of its data {info['data']!r}: it was changed; train again")
     return {
         "u": u,
         "m": m,
@@ -155,7 +158,7 @@ def _read_fields(group: zarr.Group, place: str) -> dict[str, Any]:
         "loss": attrs["loss"],
         "normalize": attrs["normalize"],
         **optional,
-        "info": info if isinstance(info, dict) else {},
+        "info": info,
         "history": history_records(attrs.get("history_columns"), history, f"the model {place}"),
     }
 
