@@ -133,7 +133,6 @@ def tune(
         raise UsageError(f"radii must be positive, finite numbers, at least one; got {list(radii)!r}")
     if not len(weights):
         raise UsageError("weights must have at least one entry, such as 'sparsity'; got none")
-    weightings = [(weight, resolve_p0(weight, data.k_hat, data.n_labels)) for weight in weights]
     scoring = None
     if folds:
         scoring = plan_scoring(
@@ -145,6 +144,7 @@ def tune(
             k=k,
             room=memory_limit * RESULTS_SHARE,
         )
+    weightings = [(weight, resolve_p0(weight, data.k_hat, data.n_labels)) for weight in weights]
     data.check(executor)
     features = data.n_features + bool(fit_intercept)
     plan = plan_search(
