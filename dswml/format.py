@@ -65,7 +65,7 @@ def check_facts(attrs: Mapping[str, Any], url: str, counts: Sequence[str] = COUN
     }
     for name, (kind, words) in kinds.items():
         value = attrs.get(name)
-        if not isinstance(value, kind) or (kind is int and value < 0):
+        if type(value) is not kind or (isinstance(value, int) and value < 0):
             raise DataError(
                 f"attribute {name} of {url} is {value!r} where {words} must be: make the store again"
             )
@@ -108,8 +108,14 @@ def fill_value(dtype: np.dtype[Any]) -> float | int:
 
 def layout_of(array: zarr.Array[Any]) -> ArrayLayout:
     """Return how an existing array is cut."""
-    chunk = int(array.chunks[0])
-    return ArrayLayout(int(array.shape[0]), chunk, int(array.shards[0]) if array.shards else chunk)
+    length, chunk = int(array.shape[0]), int(array.chunks[0])
+    unit = int(array.shards[0]) if array.shards else chunk
+    if min(chunk, unit) < 1 or not 0 <= length < 2**62:
+        raise DataError(
+            f"array {array.path} is recorded with {length} entries in units of {unit}: its store is damaged; "
+            "begin it again with --overwrite (overwrite=True)"
+        )
+    return ArrayLayout(length, chunk, unit)
 
 
 def create_arrays(

@@ -5,14 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from dswml.errors import DataError, StoreExistsError, UsageError
+from dswml.errors import DataError, DswmlError, StoreExistsError, UsageError, telling
 from dswml.executor import Executor, InProcessExecutor
 from dswml.filling import fill_piece, fill_pieces
 from dswml.formats import FORMATS, Labels, Prepared, prepare
@@ -197,7 +197,10 @@ def import_dataset(
     }
     if writer is not None:
         _compare_origin(dest_url, dest_options, origin)
-    with nullcontext(executor) if executor is not None else InProcessExecutor() as runner:
+    with (
+        nullcontext(executor) if executor is not None else InProcessExecutor() as runner,
+        nullcontext() if writer is None else _recorded(dest_url),
+    ):
         survey = _survey(prepared.source, segment_bytes, on_error == "skip", runner, on_progress)
         prepared = _settle(prepared, survey, unlabelled=labels is False)
         if writer is None:
@@ -278,7 +281,8 @@ def _identity(url: str, options: Mapping[str, Any]) -> dict[str, Any]:
 def _compare_origin(url: str, options: Mapping[str, Any], origin: Mapping[str, Any]) -> None:
     """Refuse to go on with another source or other options."""
     written: Any = open_group(url, "r", options).attrs.asdict().get("source") or {}
-    was = {**written, **written.get("options", {})}
+    with telling(f"what is recorded of the source of {url} is damaged: start over with --overwrite"):
+        was = {**written, **written.get("options", {})}
     now = {**origin, **origin["options"]}
     for name in now:
         if name != "options" and was.get(name) != now[name]:
@@ -286,6 +290,19 @@ def _compare_origin(url: str, options: Mapping[str, Any], origin: Mapping[str, A
                 f"{url} was begun with {name} = {was.get(name)!r}, and now it is {now[name]!r}: "
                 "go on with the same source and options, or start over with --overwrite"
             )
+
+
+@contextmanager
+def _recorded(url: str) -> Iterator[None]:
+    """Numbers in a store that was begun before may be such that none can be reckoned with."""
+    try:
+        yield
+    except DswmlError:
+        raise
+    except (ArithmeticError, TypeError, ValueError) as error:
+        raise DataError(
+            f"what is recorded of {url} is damaged ({error}): start over with --overwrite (overwrite=True)"
+        ) from error
 
 
 # First reading

@@ -418,4 +418,6 @@ def _open_for_writing(url: str, options: str, store_id: str) -> zarr.Group:
 
 @lru_cache(maxsize=128)
 def _open_array(url: str, options: str, store_id: str, name: str) -> zarr.Array[Any]:
-    return member_array(_open_for_writing(url, options, store_id), name, url)
+    array = member_array(_open_for_writing(url, options, store_id), name, url)
+    layout_of(array)  # refuses one that is damaged
+    return array
