@@ -15,7 +15,7 @@ import numpy.typing as npt
 from .duality import GapBound
 from .small_problem import Quadratic
 
-__all__ = ["Corrected", "project_nuclear", "solve"]
+__all__ = ["Corrected", "project_nuclear", "shrinking", "solve"]
 
 Array = npt.NDArray[Any]
 
@@ -50,7 +50,11 @@ def shrinking_factors(gram: Array, radius: float) -> tuple[Array, Array] | None:
 
     They are None where it is in the ball already.
     """
-    squares, vectors = np.linalg.eigh(gram)
+    return shrinking(*np.linalg.eigh(gram), radius)
+
+
+def shrinking(squares: Array, vectors: Array, radius: float) -> tuple[Array, Array] | None:
+    """The same, given the eigenvalues and eigenvectors of the Gram matrix."""
     values = np.sqrt(np.maximum(squares, 0))
     if values.sum() <= radius:
         return None

@@ -20,12 +20,16 @@ Array = npt.NDArray[Any]
 
 #: A label with this many positives per direction is held as its Gram matrix.
 GRAM_FROM = 2
+#: Matrices of labels x directions that a small problem is solved with, and those of the points beside it.
+ITERATES = 8
 
 
-def plan_directions(n_rows: int, n_features: int, label_counts: Array, limit: int) -> tuple[int, Array]:
+def plan_directions(
+    n_rows: int, n_features: int, label_counts: Array, limit: int, iterates: int = ITERATES
+) -> tuple[int, Array]:
     """Return how many directions fit into ``limit`` bytes, and which labels the workers should sum.
 
-    Counted are U and X^T X U, the iterates of the small problem, and the statistics: the rows of
+    Counted are U and X^T X U, so many iterates of the small problem, and the statistics: the rows of
     Z where they all fit, and otherwise only those of labels with fewer positives than directions.
     The plan depends on these numbers alone, so it is the same on every machine.
 
@@ -44,7 +48,7 @@ def plan_directions(n_rows: int, n_features: int, label_counts: Array, limit: in
         ranks = np.unique(np.append(np.clip((ascending - 1) // GRAM_FROM, 1, rank), rank))
         grams = n_labels - np.searchsorted(ascending, GRAM_FROM * ranks, side="right")
         entries = int((np.maximum(grams, np.count_nonzero(heavy)) * ranks**2).max())
-        return 8 * (rank * (3 * n_features + 8 * n_labels + 2 * light_rows) + 3 * entries)
+        return 8 * (rank * (3 * n_features + iterates * n_labels + 2 * light_rows) + 3 * entries)
 
     def fits(rank: int) -> Array | None:
         for heavy in (np.zeros(n_labels, dtype=bool), label_counts > rank):
@@ -130,7 +134,7 @@ class Statistics:
         if z is None:
             return
         kernels.add_up_rows(self.indptr, self.rows, self._light, z, sums[:, old:])
-        self.z = np.hstack([self.z, z])
+        self.z = np.hstack([self.z, z]) if old else z
         made = np.setdiff1d(np.flatnonzero(self.counts > GRAM_FROM * rank), self._summed)
         held = self._summed.size
         grown = np.empty((held + made.size, rank, rank))

@@ -37,6 +37,9 @@ Array = npt.NDArray[Any]
 
 #: Steps at most.
 MAX_STEPS = 200
+#: The next solution is expected among so many times as many vectors of labels as the last one used, and so
+#: many besides; there it is sought in a few steps, and to this share of the tolerance.
+TIMES, BESIDES, FRAME_STEPS, CLOSER = 3, 10, 8, 0.3
 #: How far the line through two solutions is followed, and up to where it is better than a ray: in units of
 #: the step between them.
 FARTHEST, NEAR = 2.0, 4.0
@@ -170,12 +173,32 @@ class LeastSquares:
 
     def _bound(self, steps: Splitting, radius: float, tol: float, floor: float) -> tuple[float, float]:
         """Minimise where the ball binds."""
+        self._in_frame(steps, radius, tol, floor)
         for _ in range(MAX_STEPS):
             steps.step(radius)
             objective, gap = self._look(steps, radius)
             if gap <= tol * max(objective, floor):
                 return objective, gap
         return self._otherwise(steps, radius, tol * max(objective, floor)) or (objective, gap)
+
+    def _in_frame(self, steps: Splitting, radius: float, tol: float, floor: float) -> None:
+        """Make steps among the vectors of labels that the solution is likely to use, where these are few."""
+        used = 0 if steps.factors is None else len(steps.factors[1])
+        count = TIMES * used + BESIDES
+        if not used or 2 * count > len(steps.turned):
+            return
+        frame, penalty = steps.vectors[:, -count:], steps.penalty
+        turned, normal = frame.T @ steps.turned, penalty * (frame.T @ steps.taken)
+        few = Splitting(steps.values, turned, frame.T @ steps.z, normal, penalty)
+        for _ in range(FRAME_STEPS):
+            few.step(radius)
+            objective, gap = self._look(few, radius)
+            if gap <= CLOSER * tol * max(objective, floor):
+                break
+        steps.begin(frame @ few.z)
+        # W has nothing outside of the frame, so that all that is there of Y^T X is normal to the ball.
+        steps.taken = steps.turned / few.penalty + frame @ (few.taken - turned / few.penalty)
+        steps.penalty = few.penalty
 
     def _otherwise(self, steps: Splitting, radius: float, tol: float) -> tuple[float, float] | None:
         """Go on with what does not mind eigenvalues of all sizes; return F and the gap if that was better."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,10 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from . import oracle
+from .corrective import Corrected
+from .curved import CurvedSteps
 from .least_squares import step_ahead
 from .newton import Curvature, Place, ahead, frame_of
 from .path import FEWEST, INNER, Path, Point, lacked_directions
 from .result_sizes import MAX_BLOCK
+from .small_problem import Quadratic
 from .sweep import Partial
 
 __all__ = ["NewtonPath"]
@@ -49,7 +53,6 @@ class _Seen:
 class NewtonPath(Path):
     """All radii of one weighting on one fold whose X^T X is known."""
 
-    tight = True
     curvature: Curvature
 
     def look(self, sums: Partial) -> None:
@@ -101,6 +104,9 @@ class NewtonPath(Path):
         self.judge(point, objective, gap, factors)
         point.slow += not point.solved and point.relative_gap > SLOW * before
         return None if point.solved else lacked_directions(left, weights), right
+
+    def minimiser(self, quadratic: Quadratic) -> Callable[..., Corrected]:
+        return CurvedSteps(quadratic).solve
 
     def inner_tol(self, point: Point, scale: float) -> float:
         return super().inner_tol(point, scale) * max(INNER ** (max(point.slow, 1) - 1), CLOSEST)

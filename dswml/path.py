@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from . import oracle
-from .corrective import project_nuclear, solve
+from .corrective import Corrected, project_nuclear, solve
 from .frank_wolfe import OBJECTIVE_FLOOR
 from .least_squares import step_ahead
 from .problem import Problem
@@ -82,8 +83,8 @@ class Path:
 
     #: Directions that an iteration must find room for.
     ahead = MIN_BLOCK
-    #: Whether gaps hold, and whether those of small problems count the curvature.
-    certified, tight = True, False
+    #: Whether gaps hold.
+    certified = True
 
     def __init__(self, problem: Problem, radii: Sequence[float], cap: int, window: int, tol: float) -> None:
         self.problem, self.cap, self.window, self.tol = problem, cap, window, tol
@@ -266,12 +267,12 @@ class Path:
         """
         problem = self.problem
         assert problem.statistics is not None
-        quadratic = Quadratic(problem.statistics, problem.n_rows, problem.p0)
+        minimise = self.minimiser(Quadratic(problem.statistics, problem.n_rows, problem.p0))
         least = min((point.objective for point in self.points if np.isfinite(point.objective)), default=0.0)
         for point in self.open:
             scale = self.scale(point.objective if np.isfinite(point.objective) else least)
             start, tol = self.start(point), self.inner_tol(point, scale)
-            found = solve(quadratic, start, point.radius, tol, curvature=point.curvature, tight=self.tight)
+            found = minimise(start, point.radius, tol, curvature=point.curvature)
             point.mt, point.curvature, point.inner = found.mt, found.curvature, found.gap
             point.residual = found.residual
             if found.objective - point.lower <= self.tol * self.scale(found.objective):
@@ -279,6 +280,10 @@ class Path:
         if self.unsolved and all(point.solved for point in self.open):
             self.advance(1)
             self.correct()
+
+    def minimiser(self, quadratic: Quadratic) -> Callable[..., Corrected]:
+        """What solves the small problems of the basis at hand."""
+        return partial(solve, quadratic)
 
     def inner_tol(self, point: Point, scale: float) -> float:
         """Gap to which the small problem of a point is worth solving, where F is ``scale``."""

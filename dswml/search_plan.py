@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from . import curved, label_sums
 from .errors import UsageError
 from .free_path import FreePath
 from .label_sums import plan_directions, summed_entries
@@ -103,7 +104,8 @@ def planned_path(
 ) -> Path:
     """Return the path of one fold and weighting, with the statistics that there is room for."""
     counts, share = problem.label_counts, plan.path_limit
-    cap, place = plan_directions(problem.n_rows, problem.n_features, counts, share)
+    iterates = curved.ITERATES if plan.small else label_sums.ITERATES
+    cap, place = plan_directions(problem.n_rows, problem.n_features, counts, share, iterates)
     if problem.p0 == 0.5:  # no statistics of labels, so more directions
         cap, _ = plan_directions(0, problem.n_features, np.zeros_like(counts), share)
     if not plan.assemble and cap < min(2 * MIN_BLOCK, problem.n_features):

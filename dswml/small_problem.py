@@ -65,10 +65,10 @@ class Quadratic:
         rank = self.statistics.rank
         return self.statistics.n_labels * rank**2 * max(rank, 100) <= DECOMPOSED_WORK
 
-    def gradient(self, mt: Array) -> Array:
-        """Gradient with respect to M^T."""
+    def gradient(self, mt: Array, power: bool = True) -> Array:
+        """Gradient with respect to M^T, with the part of ||XW||^2 or without."""
         out = np.empty(mt.shape)
-        self._all(lambda part: part.gradient(part.of(mt), part.of(out)))
+        self._all(lambda part: part.gradient(part.of(mt), part.of(out), power))
         return out
 
     def begin(self, mt: Array) -> None:
@@ -146,12 +146,13 @@ class Part:
         """Return the rows of this part."""
         return matrix[self.first : self.stop]
 
-    def gradient(self, mt: Array, out: Array) -> None:
-        """Gradient with respect to M^T of these labels."""
+    def gradient(self, mt: Array, out: Array, power: bool = True) -> None:
+        """Gradient with respect to M^T of these labels, with the part of ||XW||^2 or without."""
         for labels in self._steps:
-            self._gradient(labels, mt[labels], mt[labels] @ (self.p0 * self.statistics.g0), out[labels])
+            added = mt[labels] @ (self.p0 * self.statistics.g0) if power else 0.0
+            self._gradient(labels, mt[labels], added, out[labels])
 
-    def _gradient(self, labels: slice, mt: Array, power: Array, out: Array) -> None:
+    def _gradient(self, labels: slice, mt: Array, power: Array | float, out: Array) -> None:
         """The same for a few of them, given p0 M^T G0."""
         stats = self.statistics
         mine = slice(self.first + labels.start, self.first + labels.stop)

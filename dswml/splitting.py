@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from . import kernels
-from .corrective import shrinking_factors
+from .corrective import shrinking
 
 __all__ = ["Spectrum", "Splitting", "usual_penalty"]
 
@@ -66,12 +66,15 @@ class Splitting:
         In the ball, and what the last projection took away: normal to the ball at Z.
     factors : (ndarray (m, k), ndarray (k, D)), optional
         Two matrices whose product is Z, of orthogonal columns and rows, where the last projection left them.
+    vectors : ndarray (m, m) or (D, D)
+        Singular vectors on the shorter side of what was projected last, those of the largest values last.
     """
 
     def __init__(self, values: Array, turned: Array, z: Array, normal: Array, penalty: float) -> None:
         self.values, self.turned, self.penalty = values, turned, penalty
         self.taken = normal / penalty
         self.factors: tuple[Array, Array] | None = None
+        self.vectors = np.zeros((0, 0))
         self._free = np.empty_like(turned)
         self.begin(z)
 
@@ -79,6 +82,10 @@ class Splitting:
         """Go on from another Z, maybe in another ball."""
         self.z, self._before = z, z
         self._steps, self._balance = 0, FIRST_BALANCE
+
+    def aim(self, values: Array, turned: Array) -> None:
+        """Go on with another problem of the same size."""
+        self.values, self.turned = values, turned
 
     def step(self, radius: float) -> None:
         """Make one step."""
@@ -90,9 +97,13 @@ class Splitting:
         kernels.splitting_step(
             self.turned, self.z, self.taken, self.values, self.penalty, RELAXATION, self._free, ahead
         )
-        shrinking = shrinking_factors(ahead @ ahead.T, radius)
-        self.factors = None if shrinking is None else (shrinking[0], shrinking[1] @ ahead)
-        self._before, self.z = self.z, ahead if self.factors is None else self.factors[0] @ self.factors[1]
+        tall = len(ahead) > ahead.shape[1]
+        squares, self.vectors = np.linalg.eigh(ahead.T @ ahead if tall else ahead @ ahead.T)
+        factors = shrinking(squares, self.vectors, radius)
+        if factors is not None:
+            factors = (ahead @ factors[0], factors[1]) if tall else (factors[0], factors[1] @ ahead)
+        self._before, self.factors = self.z, factors
+        self.z = ahead if factors is None else factors[0] @ factors[1]
         self.taken = ahead - self.z
 
     def _balanced(self) -> None:

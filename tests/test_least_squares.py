@@ -14,7 +14,7 @@ from dswml.executor import InProcessExecutor
 from dswml.frank_wolfe import Options, Solution
 from dswml.least_squares import LeastSquares
 from dswml.sources import as_dataset
-from dswml.splitting import Spectrum
+from dswml.splitting import Spectrum, Splitting
 from dswml.training import Parameters, train
 
 Array = NDArray[np.float64]
@@ -90,6 +90,36 @@ def test_a_path_of_radii_near_and_far_is_that_of_single_ones(known: bool) -> Non
         assert there == pytest.approx(objective(x, y, u @ mt.T, 0.5), rel=1e-9)
         assert gap <= 1e-9 * there
     assert along.free == pytest.approx(np.linalg.lstsq(x, y, rcond=None)[0].T, abs=1e-6)
+
+
+def test_a_path_goes_on_among_few_vectors_of_labels(monkeypatch: pytest.MonkeyPatch) -> None:
+    x, y = planted(400, 30, 40)
+    monkeypatch.setattr(least_squares, "BESIDES", 4)
+    rows: list[int] = []
+    step = Splitting.step
+
+    def counted(self: Splitting, radius: float) -> None:
+        rows.append(len(self.turned))
+        step(self, radius)
+
+    monkeypatch.setattr(Splitting, "step", counted)
+    radii = (0.05, 0.2, 0.5, 1.0)
+    along = dense_problem(x, y)
+    for radius in radii:
+        found, gap = along.solve(radius, tol=1e-5)
+        error = found - objective(x, y, optimum(x, y, 0.5, radius, tol=1e-9), 0.5)
+        assert -1e-9 <= error <= gap + 1e-9
+        assert gap <= 1e-5 * found
+        u, mt = along.factors()
+        assert found == pytest.approx(objective(x, y, u @ mt.T, 0.5), rel=1e-9)
+    assert min(rows) < 30  # D < L: there is a basis of 30 for Y^T X
+    whole = rows.count(30)
+    monkeypatch.setattr(least_squares, "BESIDES", 1000)
+    rows.clear()
+    along = dense_problem(x, y)
+    for radius in radii:
+        along.solve(radius, tol=1e-5)
+    assert whole < rows.count(30) == len(rows)
 
 
 @pytest.mark.parametrize("share", [0.1, 0.9, 2.0])

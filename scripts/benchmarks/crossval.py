@@ -23,6 +23,7 @@ from sklearn.model_selection import GridSearchCV, PredefinedSplit
 
 import dswml
 from dswml import evaluation, frank_wolfe, grid_scores, path, problem, small_problem, tuning
+from dswml.curved import CurvedSteps
 from dswml.dataset import Dataset, create_dataset, open_dataset
 from dswml.evaluation import evaluate
 from dswml.executor import InProcessExecutor
@@ -50,6 +51,7 @@ WORK: dict[str, list[tuple[Any, str]]] = {
             (small_problem.Part, name)
             for name in ("begin", "slope_and_gram", "ahead_gram", "move", "iterate")
         ),
+        *((CurvedSteps, name) for name in ("__init__", "solve")),
     ],
     "uniform weights": [(PlainPath, "solve_next"), (frank_wolfe.Run, "all_directions")],
     "gaps and directions": [
