@@ -27,6 +27,11 @@ def member_array(group: zarr.Group, path: str, url: str) -> zarr.Array[Any]:
         raise DataError(f"array {path} is missing from {url}: restore the store or make it again")
     if not isinstance(array, zarr.Array):
         raise DataError(f"{path} in {url} is a group where an array must be")
+    if any(length and not chunk for length, chunk in zip(array.shape, array.chunks, strict=False)):
+        raise DataError(
+            f"array {path} in {url} has damaged metadata (chunks of {array.chunks} for {array.shape}): "
+            "restore the store from a copy or make it again"
+        )
     return array
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -196,6 +197,19 @@ def test_bad_data_never_become_a_store(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="row 4, column 0 of X in memory is inf"):
         create_dataset(tmp_path / "bad.zarr", x, np.ones((5, 1)))
     assert not (tmp_path / "bad.zarr").exists()
+
+
+@pytest.mark.parametrize("array", ["X/data", "X/indptr", "Y/indices"])
+@pytest.mark.parametrize("length", [0, False])
+def test_chunks_of_no_length_are_damaged_metadata(length: int, array: str, tmp_path: Path) -> None:
+    url = tmp_path / "d.zarr"
+    create_dataset(url, sp.csr_array(np.eye(3)), np.eye(3, dtype=np.uint8))
+    file = url / array / "zarr.json"
+    about = json.loads(file.read_text())
+    about["chunk_grid"]["configuration"]["chunk_shape"] = [length]
+    file.write_text(json.dumps(about))
+    with pytest.raises(DataError, match=rf"array {array} in \S+ has damaged metadata \(chunks of \(0,\)"):
+        open_dataset(url).read_x(0, 3)
 
 
 def test_data_in_order_give_no_warning() -> None:
