@@ -24,6 +24,8 @@ def searching(state: SearchState) -> Section:
     request, info = state.request, state.info
     radii = ", ".join(f"{radius:g}" for radius in request["radii"])
     folds = "none: all rows" if not request["folds"] else f"{request['folds']}"
+    over = all(point["solved"].all() for point in state.points)
+    where = "every point is solved" if over else f"before iteration {state.iteration}"
     lines = [
         *data_lines(info, info["data"]["n_features"], info["data"]["n_labels"]),
         ("Radii", radii),
@@ -31,7 +33,7 @@ def searching(state: SearchState) -> Section:
         ("Folds", folds + (", stratified" if request["stratify"] else "")),
         ("Tolerance", f"{request['tol']:g}, of the relative gap of every point"),
         ("Seed", f"{request['seed']}"),
-        ("State", f"checkpoint {state.number}, before iteration {state.iteration}"),
+        ("State", f"checkpoint {state.number}, {where}"),
         ("Work", f"passes over X: {state.passes}; reads for the next iteration: {state.reads_since}"),
         ("Time", format_seconds(state.seconds)),
         *versions_lines(info),

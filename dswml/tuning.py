@@ -281,6 +281,8 @@ class Search:
                 on_iteration(iteration, self.passes, total - left, total)
             grown = self.unsolved
             if not grown:
+                if self.journal is not None and iteration:  # the folder tells of the whole search
+                    self.journal.between(search_state(self, iteration), over=True)
                 return iteration
             self.read(grown, [path.problem.request(None) for path in grown])
             self.threads.map(lambda path: path.correct(), grown)

@@ -565,9 +565,11 @@ def test_a_search_is_reported_point_by_point(tmp_path: Path) -> None:
     assert facts["Data"].startswith("t.zarr: 160 rows (N)")
     assert (facts["Radii"], facts["Weights"], facts["Folds"]) == ("2, 10, 40", "0.2, uniform", "3")
     points = {(f"{point['radius']:g}", str(point["weights"])): point for point in ended["points"]}
-    rows = [row for row in read(tmp_path / "r.html").tables["Means over folds"][1:] if row[3] == "3 of 3"]
-    assert len(rows) >= 3
-    for radius, weights, p0, _, objective, gap, rank in rows:
+    assert re.fullmatch(r"checkpoint \d+, every point is solved", facts["State"])
+    rows = read(tmp_path / "r.html").tables["Means over folds"][1:]
+    assert len(rows) == len(points)
+    for radius, weights, p0, solved, objective, gap, rank in rows:
+        assert solved == "3 of 3"
         point = points[radius, weights]
         assert float(objective) == pytest.approx(np.mean(point["objective"]), rel=1e-5)
         assert float(gap) == pytest.approx(np.mean(point["relative_gap"]), rel=0.06)
