@@ -142,10 +142,7 @@ def _projected_gradient(
         slope, length, met, turned, left = problem.total("move", curvature, factors, inverse)
         share = float(np.clip(-slope / met, 0.0, 1.0)) if met > 0 else 1.0
         if bound is not None:
-            # What the step gains, and what the projection lacks beside it.
-            gap += share * slope + share**2 * met / 2
-            beside = (1 - share) * slope + (1 - share**2) * met / 2
-            gap = max(min(gap, bound.gap_of_normal(left, radius, problem.p0) - beside), 0.0)
+            gap = bound.gap_after(gap, (share, slope, met), left, radius, problem.p0)
         iteration += 1
         if not share:  # as far as rounding lets it come
             break

@@ -83,12 +83,9 @@ class CurvedSteps:
             slope = float(np.vdot(g, change))
             met = float(np.vdot(ahead, change)) - slope
             share = float(np.clip(-slope / met, 0.0, 1.0)) if met > 0 else 1.0
-            # What the step gains, and what its end lacks beside it.
-            gap += share * slope + share**2 * met / 2
-            beside = (1 - share) * slope + (1 - share**2) * met / 2
-            gap = max(min(gap, bound.gap_of_normal(square, radius, problem.p0) - beside), 0.0)
+            gap = bound.gap_after(gap, (share, slope, met), square, radius, problem.p0)
             if share == 1 and gap <= tol:
-                mt = np.ascontiguousarray(steps.z @ self.vectors.T)
+                mt = steps.z @ self.vectors.T
                 overlap = float(np.vdot(problem.statistics.positives, mt))
                 objective = problem.objective(float(np.vdot(steps.z, ahead)), overlap)
                 return Corrected(mt, objective, gap, curvature, iteration, left @ self.vectors.T)
@@ -102,12 +99,12 @@ class CurvedSteps:
             del change, ahead, left  # the next step needs the room
             steps.aim(curvature * self.values, curvature * self.values * x - g)
             steps.begin(x)
-        mt = np.ascontiguousarray(x @ self.vectors.T)
+        mt = x @ self.vectors.T
         return solve(problem, mt, radius, tol, curvature=curvature * float(self.values.max()), tight=True)
 
     def gradient(self, x: Array) -> Array:
         """Gradient of F, both in the eigenvectors of G0."""
-        active = self.problem.gradient(np.ascontiguousarray(x @ self.vectors.T), power=False)
+        active = self.problem.gradient(x @ self.vectors.T, power=False)
         gradient: Array = active @ self.vectors
         gradient += self.problem.p0 * self.values * x
         return gradient

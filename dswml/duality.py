@@ -128,6 +128,24 @@ class GapBound:
         missed = float(np.sqrt(self.ridge * square))
         return self.n_rows / (4 * min(p0, 1 - p0)) * square + 2 * radius * missed
 
+    def gap_after(
+        self, gap: float, step: tuple[float, float, float], square: float, radius: float, p0: float
+    ) -> float:
+        """Return the gap after a share of a step d of a quadratic F, given the gap before.
+
+        Parameters
+        ----------
+        gap : float
+        step : (share, <g, d>, <d, e>)
+            With the gradient g before and its change e on all of the way.
+        square, radius, p0 : float
+            As in `gap_of_normal`, at the end of all of the way.
+        """
+        share, slope, met = step
+        gained = gap + share * slope + share**2 * met / 2
+        beside = (1 - share) * slope + (1 - share**2) * met / 2  # what F at that end lacks
+        return max(min(gained, self.gap_of_normal(square, radius, p0) - beside), 0.0)
+
     def without(self, residual: Array, basis: Array, moment: Array) -> tuple[Array, Residual]:
         """Find E0^T whose product with a basis is ``residual`` (L x r), and whose cost is the least.
 
