@@ -8,6 +8,7 @@ is what was met on it. Directions that the rows have little of, which take gradi
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ __all__ = ["ITERATES", "CurvedSteps"]
 
 Array = npt.NDArray[Any]
 
-#: Matrices of labels x directions that a small problem is solved with, and those of the points beside it.
+#: Matrices of labels x directions that these steps take, with those of the points beside.
 ITERATES = 15
 #: Steps after which projected gradients take over.
 MOST_STEPS = 60
@@ -84,23 +85,25 @@ class CurvedSteps:
             met = float(np.vdot(ahead, change)) - slope
             share = float(np.clip(-slope / met, 0.0, 1.0)) if met > 0 else 1.0
             gap = bound.gap_after(gap, (share, slope, met), square, radius, problem.p0)
-            if share == 1 and gap <= tol:
+            # Where the step ends there is a gap of its own, however far it is worth going.
+            end = min(bound.gap_of_normal(square, radius, problem.p0), gap if share == 1 else math.inf)
+            if end <= tol:
                 mt = steps.z @ self.vectors.T
                 overlap = float(np.vdot(problem.statistics.positives, mt))
                 objective = problem.objective(float(np.vdot(steps.z, ahead)), overlap)
-                return Corrected(mt, objective, gap, curvature, iteration, left @ self.vectors.T)
-            if not share:  # the step did not come close enough to the minimum of its model: another one
-                continue
-            size = float(np.einsum("la,la,a", change, change, self.values))
-            if size > 0:
-                curvature = float(np.clip(met / size, self.lowest, self.highest))
-            x += share * change
-            g += share * (ahead - g)
+                return Corrected(mt, objective, end, curvature, iteration, left @ self.vectors.T)
+            if share:  # or else another step comes closer to the minimum of the same model
+                size = float(np.einsum("la,la,a", change, change, self.values))
+                if size > 0:
+                    curvature = float(np.clip(met / size, self.lowest, self.highest))
+                x += share * change
+                g += share * (ahead - g)
+                steps.aim(curvature * self.values, curvature * self.values * x - g)
+                steps.begin(x)
             del change, ahead, left  # the next step needs the room
-            steps.aim(curvature * self.values, curvature * self.values * x - g)
-            steps.begin(x)
-        mt = x @ self.vectors.T
-        return solve(problem, mt, radius, tol, curvature=curvature * float(self.values.max()), tight=True)
+        steepest = curvature * float(self.values.max())
+        found = solve(problem, x @ self.vectors.T, radius, tol, curvature=steepest, tight=True)
+        return replace(found, curvature=curvature)
 
     def gradient(self, x: Array) -> Array:
         """Gradient of F, both in the eigenvectors of G0."""

@@ -20,7 +20,7 @@ Array = npt.NDArray[Any]
 
 #: A label with this many positives per direction is held as its Gram matrix.
 GRAM_FROM = 2
-#: Matrices of labels x directions that a small problem is solved with, and those of the points beside it.
+#: Matrices of labels x directions that projected gradients take, with those of the points beside.
 ITERATES = 8
 
 

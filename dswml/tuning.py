@@ -281,7 +281,9 @@ class Search:
                 on_iteration(iteration, self.passes, total - left, total)
             grown = self.unsolved
             if not grown:
-                if self.journal is not None and iteration:  # the folder tells of the whole search
+                # The folder is to tell of the whole search, unless it did so before or that was but one look,
+                # which is made again when the search is resumed.
+                if self.journal is not None and iteration and not (iteration == first and begun):
                     self.journal.between(search_state(self, iteration), over=True)
                 return iteration
             self.read(grown, [path.problem.request(None) for path in grown])

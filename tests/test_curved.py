@@ -45,12 +45,14 @@ def from_zero(small: Quadratic, radius: float, tol: float) -> Corrected:
 @pytest.mark.parametrize("p0", [0.05, 0.5, 0.7])
 @pytest.mark.parametrize("radius", [0.3, 3.0, 300.0])
 def test_the_solution_is_that_of_an_independent_method(
-    radius: float, p0: float, shape: tuple[int, int, int]
+    radius: float, p0: float, shape: tuple[int, int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, y = planted(*shape)
     best = objective(x, y, optimum(x, y, p0, radius, tol=1e-8), p0)
     with on_all_features(x, y, p0) as small:
-        for tol in (1e-2, 1e-9):
+        for tol in (1e-9, 1e-2):
+            if tol == 1e-2:
+                monkeypatch.delattr(curved, "solve")  # so near the steps get by themselves
             found = from_zero(small, radius, tol)
             assert -1e-8 <= found.objective - best <= found.gap + 1e-8
             assert found.gap <= tol
